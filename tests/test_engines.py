@@ -26,7 +26,7 @@ from cases import (
     tensors_of,
 )
 from driftproof import kernels
-from driftproof.adapter import copies, engines
+from driftproof.adapter import engines, networks
 from driftproof.adapter import storage as storage_module
 from driftproof.adapter.engines import (
     AutoEngine,
@@ -699,7 +699,7 @@ def test_replaced_parameter_memory_is_noticed():
 
 def test_component_buffers_are_on_the_device_of_the_model(monkeypatch):
     """A buffer left on the host would make every step wait for it. The meta device stands in for a GPU."""
-    monkeypatch.setattr(copies, "blocking_problems", lambda model: [])
+    monkeypatch.setattr(networks, "blocking_problems", lambda model: [])
     choices = {"after": [dp.after.ResetEvery(2), dp.after.ResetWhen()], "regularizer": GrowingBuffer()}
     adapter = dp.Adapter(
         build("wide_resnet").to("meta"),

@@ -69,7 +69,7 @@ SOURCES = {
         "src/driftproof/serve/*.py", "src/driftproof/cli/serve.py", "src/driftproof/cli/exit*.py",
         "results/serve/serve.md",
     ],
-    "docs/speed.md": ["results/speed/limits/*.md", "benchmarks/agreement.py"],
+    "docs/speed.md": ["results/speed/limits/*.md", "results/step/step.md", "benchmarks/agreement.py"],
     "docs/vit.md": ["results/sentinel/layer-norm*.json", "src/driftproof/methods/*.py"],
 }  # fmt: skip
 """Where the numbers of a page are to be found: rows as they were archived, and the code that has a setting."""

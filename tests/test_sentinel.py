@@ -222,7 +222,7 @@ def test_quarantined_images_do_not_teach_the_sentinel():
     adapters[0](broken)
     with torch.no_grad():
         detector, state = adapters[1].method.detector, adapters[1].state
-        detector.detect(stand_in, state.detector, good)
+        detector.detect(stand_in, state.detector, good).learn()
     assert torch.equal(adapters[0].method.detector.affine, detector.affine)
 
 
@@ -353,7 +353,10 @@ def test_mistakes_are_explained(model):
 
 @pytest.mark.parametrize("size", [1, 4, 16])
 def test_small_batches_enter_running_statistics(size):
-    """Of one layer by hand: statistics move by the share of the window that the batch fills."""
+    """Of one layer by hand: they move by the share of the window that the batch fills.
+
+    What is kept has the variance between batches too, which is none where a batch fills the window.
+    """
     layer, alpha, window = nn.BatchNorm2d(3), 0.4, 8
     nn.init.uniform_(layer.running_mean)
     nn.init.uniform_(layer.running_var, 0.5, 2.0)
@@ -363,6 +366,7 @@ def test_small_batches_enter_running_statistics(size):
     share = min(1.0, size / window)
     mean, variance = layer.running_mean.clone(), layer.running_var.clone()
     for images in batches(4, size=size):
+        between = share * (1 - share) * (images.mean((0, 2, 3)) - mean) ** 2
         mean = (1 - share) * mean + share * images.mean((0, 2, 3))
         variance = (1 - share) * variance + share * images.var((0, 2, 3), correction=0)
         offset = mean - layer.running_mean
@@ -370,6 +374,7 @@ def test_small_batches_enter_running_statistics(size):
         spread = alpha * variance + (1 - alpha) * layer.running_var + alpha * (1 - alpha) * offset**2
         normalized = (images - used.view(1, 3, 1, 1)) / (spread.view(1, 3, 1, 1) + layer.eps).sqrt()
         torch.testing.assert_close(adapter(images), model[2](normalized.flatten(1)), rtol=1e-4, atol=1e-5)
+        variance = variance + between
 
 
 # --- suites -----------------------------------------------------------------------------------------------------------
@@ -523,20 +528,28 @@ def test_passes_on_a_side_stream_are_waited_for(model, side_stream, momentum, ot
         )
     )
     beside.state.optimizer.register_step_pre_hook(lambda *_: log.append("step"))
+    take_step = beside.method.detector._step
+
+    def learn(*arguments):
+        log.append(f"sentinel learns on {side_stream.current[-1].name}")
+        take_step(*arguments)
+
+    vars(beside.method.detector)["_step"] = learn
     for images in double_stream():
         for static in engine._steps.values():
             static.side_stream = side_stream
         log.clear()
         torch.testing.assert_close(engine.run(images).logits, plain(images), rtol=0, atol=1e-12)
     begins, ends = ["side waits for main"], ["main waits for side"]
+    learns = [*begins, "sentinel learns on side"]
     early, late = [], []  # the frozen network's pass over mirror images: as soon as nothing waits for the side stream
     if other == "source_mirror":
         early, late = ([*begins, "frozen on side"], []) if momentum == 1 else ([], ["frozen on side"])
     if momentum == 1:
-        start = [*begins, "frozen on side", "sentinel on main", *ends, *(early or ends), "learner on main"]
+        start = [*begins, "frozen on side", "sentinel on main", *ends, *(early or ends), *learns, "learner on main"]
     else:
-        start = ["sentinel on main", "sentinel on main", *begins, "frozen on side", "learner on main", *ends]
-    assert log == [*start, *begins, "mirror on side", *late, *ends, "step"]
+        start = ["sentinel on main", "sentinel on main", *learns, *begins, "frozen on side", "learner on main", *ends]
+    assert log == [*start, *begins, "mirror on side", *late, *ends, *ends, "step"]
 
 
 def test_what_runs_beside_keeps_what_it_reads(side_stream):

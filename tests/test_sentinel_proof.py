@@ -17,7 +17,6 @@ from driftproof.bench.jobs import run_locally
 from driftproof.bench.runner import RunSettings
 from driftproof.bench.tables import TableEntry
 from driftproof.errors import StateError
-from fault_injection import uses_dynamo
 from networks import build
 from small_bench import AT_ONCE, SmallBench, contents, crash_points, files, ignore, restore, small_jobs
 
@@ -126,10 +125,10 @@ def test_rounds_without_an_answer_change_nothing_of_the_others(tmp_path, monkeyp
     assert results.value(TableEntry("sentinel", job.spec.setting, (job.spec,), round=3)).round == 1
 
 
-def make_sentinel(window, device="cpu", **options):
+def make_sentinel(window):
     detector = dp.detectors.Sentinel(lr=1e-2, momentum=1.0, images_per_step=1)
-    options |= {"statistics": dp.statistics.WindowedBlend(0.3, window), "accumulate": 1, "guard": ()}
-    return dp.sentinel(build("wide_resnet").to(device), lr=1e-2, detector=detector, **options)
+    options = {"statistics": dp.statistics.WindowedBlend(0.3, window), "accumulate": 1, "guard": ()}
+    return dp.sentinel(build("wide_resnet"), lr=1e-2, detector=detector, **options)
 
 
 @pytest.mark.parametrize(("is_closed", "window"), [(False, 4), (True, 4), (False, 6)])
@@ -153,23 +152,3 @@ def test_passes_that_no_row_needs_are_left_out_and_change_nothing(is_closed, win
         assert torch.equal(short.method.detector.affine, sentinel) == (is_closed and bool(prefix))
     ours, theirs = (dict(adapter.network.named_parameters()) for adapter in (short, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-@uses_dynamo
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("is_closed", [False, True])
-def test_captured_and_fused_steps_without_these_passes_round_as_whole_eager_ones(is_closed):
-    torch._dynamo.reset()
-    options = {"precision": "bf16", "channels_last": True}
-    whole, short = (make_sentinel(16, "cuda", engine=engine, **options) for engine in ("eager", "graph"))
-    rounds, generator = answer_rounds.AnswerRounds({1, 2, 6}, is_closed=is_closed), torch.Generator().manual_seed(0)
-    stream = {domain: torch.rand(5, 16, 3, 8, 8, generator=generator).cuda() for domain in DOMAINS}
-    for number, domain in itertools.product(range(1, 7), DOMAINS):
-        prefix = rounds(short, number, domain)
-        for images in stream[domain]:
-            answer, ours = whole(images), short(images)
-            assert prefix or torch.equal(ours, answer)
-            assert is_closed or torch.equal(short.last.novelty, whole.last.novelty)
-            assert torch.equal(short.last.selected, whole.last.selected)
-    assert len(short._engine._graph._graphs) == 1
-    assert len(short._engine._forwards) == 3

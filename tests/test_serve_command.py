@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock
 
 from driftproof.adapter.snapshot import read_meta
-from driftproof.state_file import read
+from driftproof.state_file import read_state
 from rows_on_disk import run_command
 from serving import Client, random_image
 from test_adapt_runs import MODEL
@@ -55,7 +55,7 @@ def wait_until_ready(client, seconds=180):
 
 
 def count_batches(path):
-    return read_meta(read(Path(path), torch.device("cpu")))["counters"]["index"]
+    return read_meta(read_state(Path(path), torch.device("cpu")))["counters"]["index"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])

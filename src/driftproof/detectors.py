@@ -48,7 +48,7 @@ class Detector(Component):
     def detect(
         self, images: Tensor, network: Network, good: Tensor, read_source: Callable[[], Tensor] | None = None
     ) -> Detection:
-        """Judge a batch, and learn from it.
+        """Judge a batch, and learn from it, or leave that to the detection's `learn`.
 
         Args:
             images: The batch.
@@ -68,8 +68,10 @@ def detect_beside(
     run_source: Callable[[], SourcePass] | None,
     stream: torch.cuda.Stream | None,
     run_view: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Detection, SourcePass | None, Tensor | None]:
-    """Have a detector judge a batch while the frozen network runs; returns what both found.
+) -> tuple[Detection, SourcePass | None, Tensor | None, Callable[[], None]]:
+    """Have a detector judge a batch while the frozen network runs.
+
+    Returns what both found, and what waits for the detector to have learned.
 
     Args:
         detector: The detector.
@@ -77,12 +79,13 @@ def detect_beside(
         network: The detector's own network.
         good: Which images to learn from, (N,).
         run_source: Runs the frozen network; None where the detector does not need it.
-        stream: Where the frozen network runs; None runs it first.
+        stream: Where the frozen network runs, and the detector learns; None runs it first.
         run_view: Runs the frozen network once more, on `stream`, when the detector has its logits, which it gets; what
             waits for the stream later waits for this too. Ignored without a stream.
     """
     if run_source is None:
-        return detector.detect(images, network, good), None, None
+        detection = detector.detect(images, network, good)
+        return detection, None, None, _learn_beside(detection, stream)
     with torch.no_grad():
         found, wait = run_beside(stream, run_source)
 
@@ -98,7 +101,17 @@ def detect_beside(
     detection = detector.detect(images, network, good, read)
     if not views:
         wait()  # whether it was read or not
-    return detection, found, views[0] if views else None
+    return detection, found, views[0] if views else None, _learn_beside(detection, stream)
+
+
+def _learn_beside(detection: Detection, stream: torch.cuda.Stream | None) -> Callable[[], None]:
+    """Start what a detection left; returns what waits for it."""
+    with torch.no_grad():
+        return run_beside(stream, detection.learn or _learn_nothing)[1]
+
+
+def _learn_nothing() -> None:
+    """For a detection that left nothing."""
 
 
 class Sentinel(Detector):
@@ -189,7 +202,7 @@ class Sentinel(Detector):
     def detect(
         self, images: Tensor, network: Network, good: Tensor, read_source: Callable[[], Tensor] | None = None
     ) -> Detection:
-        """Judge a batch, and learn from it."""
+        """Judge a batch, and compute what to learn from it."""
         affine = self.affine.detach().requires_grad_()
         with torch.enable_grad(), network.replace_parameters(self._split(affine)):
             logits = self._predict(network, images)
@@ -206,8 +219,8 @@ class Sentinel(Detector):
             known = ~repels
             if self.min_separation > 0:
                 known = known | ~self._is_trusted(novelty, network)
-            self._step(gradient, self._read_source(network), network.distributed.global_count(len(images)))
-            return Detection(known, novelty, logits)
+            start, samples = self._read_source(network), network.distributed.global_count(len(images))
+            return Detection(known, novelty, logits, partial(self._step, gradient, start, samples))
 
     def _predict(self, network: Network, images: Tensor) -> Tensor:
         """The logits for the mirror images, or for the images where every pixel has a label."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from driftproof.errors import InputError, StateError
 from driftproof.files import atomic_write, open_regular, remove_unfinished
 
-__all__ = ["read", "write"]
+__all__ = ["read_state", "write_state"]
 
 _MARK = b'{"__metadata__":{"sha256":"'
 _START = 8 + len(_MARK)
@@ -21,7 +21,7 @@ _BLANK = b"0" * 64
 _MAX_BYTES = 2**34
 
 
-def write(saved: dict[str, Tensor], path: Path) -> None:
+def write_state(saved: dict[str, Tensor], path: Path) -> None:
     """Write a state beside its destination, then move it there atomically; sweep what killed saves left."""
     remove_unfinished(path)
     content = bytearray(save(saved, metadata={"sha256": _BLANK.decode()}))
@@ -31,7 +31,7 @@ def write(saved: dict[str, Tensor], path: Path) -> None:
         unfinished.write_bytes(content)
 
 
-def read(path: Path, device: torch.device, *, model_bytes: int = 0) -> dict[str, Tensor]:
+def read_state(path: Path, device: torch.device, *, model_bytes: int = 0) -> dict[str, Tensor]:
     """Read a state and compare its checksum; a damaged file is refused before a tensor is made.
 
     Args:

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.method import (
+    AverageOver,
     EngineName,
+    MeanEntropyOver,
     Novelty,
     OutputName,
     Schedule,
     check_engine_options,
     make_method,
 )
+from driftproof.adapter.networks import build_networks, restore_buffers
 from driftproof.adapter.predict_step import predict_step
 from driftproof.adapter.rank_consistency import announce_batch, broadcast_buffers
 from driftproof.adapter.state import State
@@ -144,8 +146,8 @@ class Adapter(StateHolder):
         after: After | Sequence[After] = (),
         output: OutputName | Output = "before",
         source_statistics: Statistics | Literal["auto"] | None = None,
-        average_over: Literal["selected", "batch"] | None = None,
-        mean_entropy_over: Literal["selected", "batch", "auto"] = "batch",
+        average_over: AverageOver | None = None,
+        mean_entropy_over: MeanEntropyOver = "batch",
         novelty: str | Novelty | None = None,
         guard: Guard | Sequence[Guard] | None = None,
         logits: LogitsAccessor | None = None,
@@ -182,18 +184,18 @@ class Adapter(StateHolder):
                 mean_entropy_over=mean_entropy_over,
                 guard=guard,
             )
-            state = State(
+            networks, names = build_networks(
                 model,
                 method,
-                logits=logits,
-                classifier=classifier,
+                channels_last=channels_last,
                 precision=precision,
                 source_precision=source_precision,
-                channels_last=channels_last,
+                logits=logits,
+                classifier=classifier,
                 distributed=Distributed(process_group),
-                capturable=engine != "eager" and method.dynamic_reason is None,
-                seed=int(seed),
             )
+            capturable = engine != "eager" and method.dynamic_reason is None
+            state = State(method, networks, names, capturable=capturable, seed=int(seed))
         super().__init__(method, state, engine=engine, channels_last=channels_last)
         self._requires_grad = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
 

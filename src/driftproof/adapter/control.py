@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from driftproof.adapter.copies import restore_model
+from driftproof.adapter.networks import restore_model
 from driftproof.adapter.state import State
 from driftproof.health import Health
 from driftproof.network import BatchNormHook

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, SupportsFloat, TypedDict
+from typing import Any, Literal, SupportsFloat, TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -33,7 +33,9 @@ from driftproof.teacher import EMA
 
 __all__ = [
     "AdapterOptions",
+    "AverageOver",
     "EngineName",
+    "MeanEntropyOver",
     "Method",
     "Novelty",
     "OutputName",
@@ -46,6 +48,8 @@ Novelty = Callable[[Step], Tensor]
 Schedule = Callable[[Tensor], Tensor]
 EngineName = Literal["auto", "eager", "compile", "graph"]
 OutputName = Literal["before", "after", "teacher", "ensemble"]
+AverageOver = Literal["selected", "batch"]
+MeanEntropyOver = Literal["selected", "batch", "auto"]
 
 _OUTPUTS = {"before": BeforeUpdate, "after": AfterUpdate, "teacher": Teacher, "ensemble": Ensemble}
 _NAMED: dict[str, dict[str, Any]] = {
@@ -54,10 +58,10 @@ _NAMED: dict[str, dict[str, Any]] = {
     "output": _OUTPUTS,
 }
 _CHOICES: dict[str, tuple[str | None, ...]] = {
-    "average_over": ("selected", "batch"),
-    "mean_entropy_over": ("selected", "batch", "auto"),
-    "engine": ("auto", "eager", "compile", "graph"),
-    "precision": (None, "fp32", "tf32", "bf16"),
+    "average_over": get_args(AverageOver),
+    "mean_entropy_over": get_args(MeanEntropyOver),
+    "engine": get_args(EngineName),
+    "precision": (None, *get_args(Precision)),
     "source_precision": (None, "bf16"),
 } | {name: tuple(kinds) for name, kinds in _NAMED.items()}
 
@@ -67,8 +71,8 @@ class AdapterOptions(TypedDict, total=False):
 
     accumulate: int | Literal["auto"]
     source_statistics: Statistics | Literal["auto"] | None
-    average_over: Literal["selected", "batch"] | None
-    mean_entropy_over: Literal["selected", "batch", "auto"]
+    average_over: AverageOver | None
+    mean_entropy_over: MeanEntropyOver
     view: Augment | None
     output: OutputName | Output
     novelty: str | Novelty | None
@@ -105,8 +109,8 @@ class Method:
     after: tuple[After, ...] = ()
     output: Output | None = None
     novelty: Novelty = field(default_factory=Unfamiliarity)
-    average_over: Literal["selected", "batch"] = "selected"
-    mean_entropy_over: Literal["selected", "batch", "auto"] = "batch"
+    average_over: AverageOver = "selected"
+    mean_entropy_over: MeanEntropyOver = "batch"
     guards: tuple[Guard, ...] = ()
 
     def __post_init__(self) -> None:

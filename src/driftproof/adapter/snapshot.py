@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from driftproof.adapter.copies import restore_buffers
 from driftproof.adapter.method import Method
+from driftproof.adapter.networks import restore_buffers
 from driftproof.adapter.slots import Slot
 from driftproof.adapter.state import COUNTERS, State
 from driftproof.adapter.state_checks import (

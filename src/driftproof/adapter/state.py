@@ -3,26 +3,26 @@
 import copy
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from driftproof.adapter.copies import make_adapting_and_frozen, restore_model, share_parameters
 from driftproof.adapter.method import Method
+from driftproof.adapter.networks import restore_model
 from driftproof.adapter.slots import Slot, fixed_shapes, iter_slots
 from driftproof.adapter.storage import Storage
 from driftproof.augment import Augment
 from driftproof.components import Component, Detection, Step
 from driftproof.detectors import SourcePass, detect_beside
-from driftproof.distributed import Distributed, has_other_leaves
+from driftproof.distributed import has_other_leaves
 from driftproof.errors import ConfigurationError
 from driftproof.health_monitor import HealthMonitor
 from driftproof.memories import Memory
-from driftproof.network import LogitsAccessor, Network, Precision
+from driftproof.network import Network
 from driftproof.optimizers import (
     FusedAdam,
     build_optimizer,
@@ -37,7 +37,8 @@ __all__ = ["COUNTERS", "State"]
 
 COUNTERS = ("index", "num_steps", "accumulated_batches", "paused")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
-_NOTHING = (None, None, None)
+_Detected: TypeAlias = tuple[Detection | None, SourcePass | None, Tensor | None, Callable[[], None] | None]
+_NOTHING: _Detected = (None, None, None, None)
 
 
 class State(nn.Module):
@@ -48,20 +49,17 @@ class State(nn.Module):
     a component puts in the place of a buffer is copied into it.
 
     Args:
-        model: The user's model; it is copied.
         method: The choices; their components become part of the state.
-        distributed: The ranks that share each batch.
+        networks: The networks by name, see `build_networks`.
+        names: The names of the trainable parameters in the model.
         capturable: Whether the optimizer must be capturable in a CUDA graph.
-
-    The other arguments are those of `Adapter`.
+        seed: Seed of all random numbers.
 
     Attributes:
         network: The adapting network θ_a.
         source: The frozen network θ_o.
         teacher: A moving average of the adapting network; None without `teacher=`.
         detector: The network of the method's detector; None without `detector=`.
-        networks: All of these by name.
-        names: The names of the trainable parameters in the model.
         index: How many finite batches were seen, as a 0-d tensor on the device; so are the other counters.
         num_steps: How many optimizer steps were taken since the start or the last reset.
         accumulated_batches: How many batches wait for their step.
@@ -85,48 +83,25 @@ class State(nn.Module):
     _has_other_leaves: bool | None
 
     def __init__(
-        self,
-        model: nn.Module,
-        method: Method,
-        *,
-        logits: LogitsAccessor | None,
-        classifier: str | None,
-        precision: Precision | None,
-        source_precision: Precision | None,
-        channels_last: bool,
-        distributed: Distributed,
-        capturable: bool,
-        seed: int,
+        self, method: Method, networks: dict[str, Network], names: tuple[str, ...], *, capturable: bool, seed: int
     ) -> None:
         super().__init__()
         self._method = method
         self._same_rule = method.source_statistics is None and method.statistics.of is None
+        self.names = names
         self.seed = seed
-        self.distributed = distributed
         self.capturable = capturable
         self.guard_counters: dict[str, int] = {}
         self.health = HealthMonitor()
         self.quarantine = Quarantine()
         own = {"health": self.health, "quarantine": self.quarantine}
         self.components = nn.ModuleDict(method.components | own)
-        adapting, frozen, self.names = make_adapting_and_frozen(model, method.scope, channels_last=channels_last)
-        shared: dict[str, Any] = {"logits": logits, "classifier": classifier, "distributed": self.distributed}
-        watching = None if method.detector is None else share_parameters(frozen)
-        self.network = Network(adapting, method.statistics, precision=precision, **shared)
-        followed = method.source_statistics or method.statistics
-        self.source = Network(frozen, followed, precision=source_precision or precision, frozen=True, **shared)
-        self.teacher = None if method.teacher is None else self.network.clone().requires_grad_(False)
-        self.detector = None
-        if method.detector is not None and watching is not None:
-            rule = method.detector.statistics or method.statistics
-            self.detector = Network(watching, rule, precision=precision, frozen=True, **shared)
-        named = {"network": self.network, "source": self.source, "teacher": self.teacher, "detector": self.detector}
-        self.networks = {name: network for name, network in named.items() if network is not None}
-        self._detected: tuple[Detection | None, SourcePass | None, Tensor | None] = _NOTHING
-        if method.memory is not None:
-            for network in self.networks.values():
-                network.predict_unless_learning()
-        device = next(adapting.parameters()).device
+        self.networks = networks
+        self.network, self.source = networks["network"], networks["source"]
+        self.teacher, self.detector = networks.get("teacher"), networks.get("detector")
+        self.distributed = self.network.distributed
+        self._detected: _Detected = _NOTHING
+        device = next(self.network.model.parameters()).device
         self.components.to(device)  # they register buffers without knowing the model
         for name in COUNTERS:
             dtype = torch.bool if name == "paused" else torch.int64
@@ -179,7 +154,7 @@ class State(nn.Module):
     ) -> Step:
         """Run the adapting network on a batch; the arguments are those of `Step`."""
         statistics = self._method.statistics
-        detection, source_pass, source_view = self._detected
+        detection, source_pass, source_view, wait = self._detected
         return Step(
             images,
             network=self.network,
@@ -199,6 +174,7 @@ class State(nn.Module):
             detection=detection,
             source_pass=source_pass,
             source_view=source_view,
+            wait=wait,
             generator=generator,
             side_stream=side_stream,
         )

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from driftproof import state_file
 from driftproof.adapter import snapshot
 from driftproof.adapter.describe import format_repr
 from driftproof.adapter.engines import EagerEngine, make_engine
@@ -24,6 +23,7 @@ from driftproof.locking import ForkSafeLock, synchronized
 from driftproof.network import Network
 from driftproof.record import Record
 from driftproof.selection import Selection
+from driftproof.state_file import read_state, write_state
 from driftproof.statistics import Statistics
 
 __all__ = ["StateHolder"]
@@ -131,7 +131,7 @@ class StateHolder(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write the state to a safetensors file with a checksum, atomically; all ranks call it, rank zero writes."""
-        self.distributed.rank_zero(lambda: state_file.write(self.state_dict(), Path(path)), self.device)
+        self.distributed.rank_zero(lambda: write_state(self.state_dict(), Path(path)), self.device)
 
     def load(self, path: str | Path) -> Self:
         """Continue from a file that `save` wrote; returns the adapter.
@@ -140,7 +140,7 @@ class StateHolder(nn.Module):
         and the adapter stays as it is.
         """
         model_bytes = sum(parameter.nbytes for parameter in self.source.model.parameters())
-        self.load_state_dict(state_file.read(Path(path), self.device, model_bytes=model_bytes))
+        self.load_state_dict(read_state(Path(path), self.device, model_bytes=model_bytes))
         return self
 
     def __repr__(self) -> str:

@@ -107,6 +107,7 @@ def _find_gradients(
 ) -> tuple[Step, Objective | None, tuple[Tensor, ...]]:
     """The pass that is learned from, its objective and the gradients; None and no gradients where nothing learns."""
     if not state.names:
+        step.join()
         return step, None, ()
     if step.classes < 2:
         raise ModelError(

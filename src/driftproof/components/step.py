@@ -34,6 +34,7 @@ class Step:
         source_pass: The frozen network's logits and features where it ran already; None runs it on demand.
         source_view: The frozen network's logits of another view, where an output asked for them and they are there; to
             be read in `predict_beside` alone.
+        wait: Waits for the detector to have learned; called in `join`. None where nothing runs beside.
         generator: Source of random numbers, or a step that has it; None makes one from the seed and the index.
         side_stream: CUDA stream for what runs beside the adapting network, such as the frozen one; None runs that on
             demand.
@@ -76,6 +77,7 @@ class Step:
         detection: Detection | None = None,
         source_pass: tuple[Tensor, Tensor | None] | None = None,
         source_view: Tensor | None = None,
+        wait: Callable[[], None] | None = None,
         generator: "torch.Generator | Step | None" = None,
         side_stream: torch.cuda.Stream | None = None,
     ) -> None:
@@ -89,7 +91,7 @@ class Step:
         self.always_at_source = always_at_source
         self.repel_weights: Tensor | None = None
         self.gradients: tuple[Tensor, ...] = ()
-        self._wait: Callable[[], None] | None = None
+        self._waits = [] if wait is None else [wait]
         self.view = view
         self.source_view = source_view
         self._teacher = teacher
@@ -133,14 +135,15 @@ class Step:
         Returns:
             What `output` will be. It may be read as `step.output` alone, which waits for it.
         """
-        predicted, self._wait = run_beside(self._side_stream, predict)
+        predicted, wait = run_beside(self._side_stream, predict)
+        self._waits.append(wait)
         return predicted
 
     def join(self) -> None:
-        """Wait for what runs beside; called before parameters change."""
-        if self._wait is not None:
-            self._wait()
-            self._wait = None
+        """Wait for what runs beside; called before parameters change, and before a detector's buffers are read."""
+        for wait in self._waits:
+            wait()
+        self._waits.clear()
 
     @lazy_property
     def weights(self) -> Tensor:

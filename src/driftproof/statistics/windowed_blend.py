@@ -17,8 +17,8 @@ class WindowedBlend(InterpolatedStatistics):
     """As `Blend`, with running statistics for batches that are too small to have good ones.
 
     Batches of fewer than `window` images enter running statistics that start from the source and remember about so many
-    images. In a layer with more than 32 × 32 positions an image counts for more. Larger batches count by themselves,
-    exactly as in `Blend`.
+    images. They include the variance between batches: that of single images would be too small. In a layer with more
+    than 32 × 32 positions an image counts for more. Larger batches count by themselves, exactly as in `Blend`.
 
     Args:
         alpha: α in [0, 1], the share of the stream.
@@ -28,6 +28,8 @@ class WindowedBlend(InterpolatedStatistics):
         >>> WindowedBlend(0.3)
         WindowedBlend(alpha=0.3, window=128)
     """
+
+    pools_variance = True
 
     def __init__(self, alpha: float, window: int = 128) -> None:
         super().__init__(momentum=1.0, start="source")

@@ -90,7 +90,9 @@ class _SideStreamReader:
         return lambda: self._synchronize(batch, copied)
 
     def _to_device(self, tensor: Tensor) -> Tensor:
-        return tensor.pin_memory().to(self.side.device, non_blocking=True)
+        # `tensor.pin_memory()` refuses expanded tensors, such as gray images that are shown as three channels.
+        pinned = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+        return pinned.to(self.side.device, non_blocking=True)
 
     def _synchronize(self, batch: StreamBatch, copied: torch.cuda.Event) -> StreamBatch:
         current = torch.cuda.current_stream(self.side.device)

@@ -1,20 +1,59 @@
-"""The adapter's own copies of the user's model."""
+"""The networks of an adapter, over its own copies of the user's model."""
 
 import copy
+from typing import Any
 
 import torch
 from torch import nn
 
+from driftproof.adapter.method import Method
+from driftproof.distributed import Distributed
 from driftproof.errors import ModelError
+from driftproof.network import LogitsAccessor, Network, Precision
 from driftproof.problems import blocking_problems, copy_problem
 from driftproof.scopes import Scope
 
-__all__ = ["make_adapting_and_frozen", "restore_buffers", "restore_model", "share_parameters"]
+__all__ = ["build_networks", "restore_buffers", "restore_model"]
 
 
-def make_adapting_and_frozen(
-    model: nn.Module, scope: Scope, *, channels_last: bool = False
-) -> tuple[nn.Module, nn.Module, tuple[str, ...]]:
+def build_networks(
+    model: nn.Module,
+    method: Method,
+    *,
+    channels_last: bool,
+    precision: Precision | None,
+    source_precision: Precision | None,
+    logits: LogitsAccessor | None,
+    classifier: str | None,
+    distributed: Distributed,
+) -> tuple[dict[str, Network], tuple[str, ...]]:
+    """Build the networks of an adapter over copies of the user's model; the arguments are those of `Adapter`.
+
+    Returns:
+        The networks by name: "network" adapts, "source" is frozen; "teacher" and "detector" are there if the method has
+        them. Then the names of the parameters that train.
+    """
+    adapting, frozen, names = _copy_model(model, method.scope, channels_last=channels_last)
+    shared: dict[str, Any] = {"logits": logits, "classifier": classifier, "distributed": distributed}
+    rule, teacher, detector = method.statistics, None, None
+    if method.detector is not None:
+        # Of a copy that is made before there are hooks, with the same parameters and buffers of its own.
+        watching = copy.deepcopy(frozen, {id(parameter): parameter for parameter in frozen.parameters()})
+        followed = method.detector.statistics or rule
+        detector = Network(watching, followed, precision=precision, frozen=True, **shared)
+    network, followed = Network(adapting, rule, precision=precision, **shared), method.source_statistics or rule
+    source = Network(frozen, followed, precision=source_precision or precision, frozen=True, **shared)
+    if method.teacher is not None:
+        teacher = network.clone().requires_grad_(False)
+    named = {"network": network, "source": source, "teacher": teacher, "detector": detector}
+    networks = {name: one for name, one in named.items() if one is not None}
+    if method.memory is not None:
+        for one in networks.values():
+            one.predict_unless_learning()
+    return networks, names
+
+
+def _copy_model(model: nn.Module, scope: Scope, *, channels_last: bool) -> tuple[nn.Module, nn.Module, tuple[str, ...]]:
     """Make a copy that adapts and a copy that stays, and name the parameters in which they may differ.
 
     Neither shares storage with `model`. They share with each other the parameters that no step can change, so the
@@ -41,11 +80,6 @@ def make_adapting_and_frozen(
     for parameter in trainable.values():
         parameter.requires_grad_(True)
     return adapting, frozen, tuple(trainable)
-
-
-def share_parameters(model: nn.Module) -> nn.Module:
-    """Copy a model that has no hooks yet; the copy has the same parameters, and buffers of its own."""
-    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
 def restore_model(model: nn.Module, start: nn.Module) -> None:
