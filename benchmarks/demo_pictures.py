@@ -51,14 +51,12 @@ class Batch(NamedTuple):
 
 
 def run_stream(garments: Garments, seed: int = 0) -> list[Batch]:
-    """Run the demo's stream, with an alarm that was calibrated on clean training images.
-
-    Not `trained_on`: five epochs make the network no surer of them than of new images.
-    """
+    """Run the demo's stream, with an alarm that was calibrated on the training images."""
     model = train_network(garments.train, garments.train_labels, seed=seed)
     source = dp.adapt(model)
     clean = torch.split(garments.train[:CALIBRATION].float() / 255, SIZE)
-    alarm = dp.Alarm.from_false_alarm_rate(RATE, torch.cat([source.step(images).record.novelty for images in clean]))
+    novelty = torch.cat([source.step(images).record.novelty for images in clean])
+    alarm = dp.Alarm.from_false_alarm_rate(RATE, novelty, trained_on=True)
     adapter, generator, batches = dp.adapt(model), torch.Generator().manual_seed(seed), []
     for name in CORRUPTIONS:
         for pixels, labels in mix_batches(garments, name, 1000, generator):

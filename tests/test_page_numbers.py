@@ -18,6 +18,7 @@ from statistics import fmean
 
 import polars as pl
 import pytest
+from scipy.stats import binomtest
 
 import driftproof as dp
 from driftproof.bench import load
@@ -200,6 +201,7 @@ def alarm_words() -> list[str]:
         (row["score"], row["stream"], row["alarm"], row["rate"]): [each["known"] for each in row["domains"].values()]
         for row in rows
     }
+    rates = (0.01, 0.05, 0.1)
     unknown = [shares[score, "half unknown", "source images", 0.05] for score in ("msp", "energy")]
     streams = ("known only", "half unknown")
     hundredth = [share for stream in streams for share in shares["cosine_entropy", stream, "source images", 0.01]]
@@ -210,8 +212,20 @@ def alarm_words() -> list[str]:
         for share in found
         if score == "cosine_entropy" and alarm.endswith("fixed")
     ]
+    calibrations = {"source images": "images of training", "new images": "new images", "the stream": "the stream"}
+
+    def count_near(alarm: str, stream: str, rate: float) -> int:
+        return sum(rate / 1.5 <= share <= 1.5 * rate for share in shares["cosine_entropy", stream, alarm, rate])
+
+    counts = [[count_near(alarm, stream, rate) for rate in rates] for alarm in calibrations for stream in streams]
+    labels = [f"{label} | {stream}" for label in calibrations.values() for stream in streams]
+    few = round(100 * missed[0])
+    low, high = binomtest(few, 10_000).proportion_ci(method="wilson")
+    labels[-1] = "the stream, unknown images from the start | half unknown"
     return [
+        *(f"| {label} | {' | '.join(map(str, found))} |" for label, found in zip(labels, counts, strict=True)),
         "miss are {:.1f} and {:.1f} % where 1 % was asked for".format(*missed),
+        f"is {few} of 10,000 images, with a 95 % confidence interval of {100 * low:.2f} to {100 * high:.2f} %",
         *(f"flags {100 * min(found):.0f} to {100 * max(found):.0f} %" for found in unknown),
         f"flags {min(fixed):.1f} to {max(fixed):.0f} times too many",
     ]
