@@ -2,7 +2,7 @@
 
 python benchmarks/pictures.py [--results results] [--out docs/images]
 
-rounds.svg       error over fifty rounds among unknown images: TENT, TENT with selection, BN Adapt, source
+rounds.svg       error over fifty rounds among unknown images: TENT, TENT with selection, BN Adapt, source, sentinel
 leaderboard.svg  error and AUROC of every method of the leaderboard
 streams.svg      accuracy of source, TENT with selection and `dp.adapt` in streams that are hard for an adapter
 novelty.svg      how well novelty scores separate known from unknown images
@@ -14,6 +14,7 @@ import argparse
 import json
 import re
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from driftproof.bench import load
@@ -23,10 +24,16 @@ from driftproof.files import atomic_write
 from driftproof.leaderboard import SUITES
 from driftproof.report.figures import PALETTE, save
 
-NAMES = {"tent": "TENT", "source": "as trained", "bn_adapt": "BN Adapt", "tent+crowd": "TENT with selection"}
+NAMES = {
+    "tent": "TENT",
+    "source": "as trained",
+    "bn_adapt": "BN Adapt",
+    "tent+crowd": "TENT with selection",
+    "sentinel": "dp.sentinel",
+}
 """Methods of the first picture. What comes later is drawn over what comes first."""
 
-COLORS = (PALETTE[1], PALETTE[9], PALETTE[2], PALETTE[0])
+COLORS = (PALETTE[1], PALETTE[9], PALETTE[2], PALETTE[0], PALETTE[3])
 OWN = ("adapt", "sentinel")
 """Methods of this library, marked in the leaderboard."""
 
@@ -45,39 +52,47 @@ STREAMS = {
 SHOWN = {"source": "as trained", "plain": "TENT with selection", "adapt": "dp.adapt"}
 
 
-def round_errors(folder: Path) -> pl.DataFrame:
+def round_errors(*folders: Path) -> pl.DataFrame:
     """Return label, round and error, the mean over fifteen corruptions, on CIFAR-10-C among unknown images."""
-    rows = load(folder).filter(
+    rows = load(*folders).filter(
         pl.col("method").is_in(list(NAMES)), measure="error", stream="cifar10-c", setting="open", seed=0
     )
-    means = rows.group_by("method", "round").agg(value=pl.col("value").mean()).sort("method", "round")
+    means = rows.group_by("method", "round").agg(value=pl.col("value").mean().round(6)).sort("method", "round")
     last = int(means["round"].max())  # type: ignore[arg-type]
     frames = []
     for method, label in NAMES.items():
-        errors = means.filter(method=method)["value"].round(6).to_list()
+        errors = means.filter(method=method).select(
+            pl.lit(label).alias("label"), pl.col("round").cast(pl.Int64), "value"
+        )
         if len(errors) == 1:  # does not learn: every round is the same
-            errors *= last
-        frames.append(pl.DataFrame({"label": label, "round": range(1, len(errors) + 1), "value": errors}))
+            errors = pl.concat([errors.with_columns(round=pl.lit(each, pl.Int64)) for each in range(1, last + 1)])
+        frames.append(errors)
     return pl.concat(frames)
 
 
+def spread(values: list[float], gap: float) -> list[float]:
+    """Move ascending values apart, so that neighbors differ by `gap` or more, and each group stays where it was."""
+    groups: list[list[float]] = []
+    for value in values:
+        groups.append([value])
+        while len(groups) > 1 and fmean(groups[-1]) - fmean(groups[-2]) < gap * (len(groups[-1]) + len(groups[-2])) / 2:
+            groups[-2:] = [groups[-2] + groups[-1]]
+    return [fmean(group) + gap * (place - (len(group) - 1) / 2) for group in groups for place in range(len(group))]
+
+
 def draw_rounds(frame: pl.DataFrame) -> alt.LayerChart:
-    """Draw errors over rounds, each line with its name at its end."""
-    ends = frame.group_by("label", maintain_order=True).last()
+    """Draw errors over rounds, each line with its name beside its end."""
+    ends = frame.group_by("label", maintain_order=True).last().sort("value")
     text = pl.format("{} {} %", "label", pl.col("value").round(1).cast(pl.String))
-    below = {"TENT with selection": 15, "BN Adapt": 32}  # others have their name above
+    ends = ends.with_columns(text=text, place=pl.Series(spread(ends["value"].to_list(), gap=6.0)))
     color = alt.Color("label:N", legend=None, scale=alt.Scale(domain=list(NAMES.values()), range=COLORS))
     scale = alt.Scale(domain=[1, int(frame["round"].max())], nice=False)  # type: ignore[arg-type]
     x = alt.X("round:Q", title="round (15 corruptions each, one after the other)", scale=scale)
     y = alt.Y("value:Q", title="error, %", scale=alt.Scale(domain=[0, 100]))
     lines = alt.Chart(frame).mark_line(strokeWidth=2.5).encode(x=x, y=y, color=color)
-    layers: list[Any] = [lines]
-    for row in ends.with_columns(text=text).iter_rows(named=True):
-        mark = alt.Chart(pl.DataFrame([row])).mark_text(
-            align="right", dx=-4, dy=below.get(row["label"], -10), fontSize=14, fontWeight=600
-        )
-        layers.append(mark.encode(x=x, y=y, text="text:N", color=color))
-    return alt.LayerChart(layer=layers, width=440, height=300)
+    names = alt.Chart(ends).mark_text(align="left", dx=6, fontSize=14, fontWeight=600)
+    named = names.encode(x=x, y=alt.Y("place:Q", title="error, %"), text="text:N", color=color)
+    return alt.LayerChart(layer=[lines, named], width=440, height=300)
 
 
 def leaderboard_rows(*folders: Path) -> pl.DataFrame:
@@ -181,7 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     pictures = {
-        "rounds": draw_rounds(round_errors(options.results / "classification")),
+        "rounds": draw_rounds(round_errors(options.results / "classification", options.results / "sentinel" / "proof")),
         "leaderboard": draw_leaderboard(
             leaderboard_rows(options.results / "leaderboard" / "cifar10", options.results / "sentinel" / "proof")
         ),

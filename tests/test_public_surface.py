@@ -293,6 +293,11 @@ def test_readme_quotes_the_leaderboard_and_the_speed():
     rows = [[cell.strip("* ") for cell in line.split("|")[1:-1]] for line in table.splitlines() if "|" in line]
     adapt = next(float(row[2]) for row in rows if row[0] == "adapt")
     assert f"([leaderboard](docs/leaderboard.md)) | {adapt:.1f} %" in readme
+    proof = load(ROOT / "results" / "sentinel" / "proof").filter(stream="cifar10-c", setting="open", seed=0, round=50)
+    error, auroc = (proof.filter(measure=name)["value"].mean() for name in ("error", "novelty/auroc"))
+    assert f"[`dp.sentinel`](docs/sentinel.md) | {error:.1f} % |" in readme
+    assert f"dp.sentinel at {error:.1f} %]" in readme
+    assert f"(`dp.sentinel`, in the fiftieth round: {auroc:.1f} %" in readme
     assert f"**{len(dp.methods.__all__)} methods behind one call**" in readme
     ratios = (ROOT / "results" / "speed" / "limits" / "ratios.md").read_text()
     page = (ROOT / "docs" / "speed.md").read_text().partition("results/speed/limits")[2].partition("Health costs")[0]
@@ -332,10 +337,10 @@ def test_documents_quote_the_times_of_the_archives():
 def test_pictures_show_the_rows():
     """The lines of the README's picture, recomputed; texts may be set otherwise by other fonts."""
     pictures = runpy.run_path(str(ROOT / "benchmarks" / "pictures.py"))
-    frame = pictures["round_errors"](ROOT / "results" / "classification")
+    frame = pictures["round_errors"](ROOT / "results" / "classification", ROOT / "results" / "sentinel" / "proof")
     lines = re.compile(r'role="graphics-symbol"[^>]*aria-roledescription="line mark"[^>]*d="([^"]+)"')
     drawn = lines.findall((ROOT / "docs" / "images" / "rounds.svg").read_text())
-    assert len(drawn) == frame["label"].n_unique() == 4
+    assert len(drawn) == frame["label"].n_unique() == 5
     for label, path in zip(pictures["NAMES"].values(), drawn, strict=True):
         heights = [float(point.partition(",")[2]) for point in re.split("[ML]", path)[1:]]
         errors = frame.filter(label=label)["value"].to_list()
