@@ -228,16 +228,3 @@ def test_leaderboard_follows_from_archived_rows():
     assert len(folders) > len(words)
     text = render_page([Results(folder) for folder in folders])
     assert (ROOT / "docs/leaderboard.md").read_text() == text, "`make results`"
-
-
-def test_readme_quotes_the_sentinels_scores():
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    rows = [
-        [cell.strip(" *") for cell in line.split("|")[1:-1]]
-        for line in (ROOT / "docs/leaderboard.md").read_text().splitlines()
-    ]
-    sentinel = [row for row in rows if row[:1] == ["sentinel"] and len(row) == 8]
-    scores = [
-        float(row[3].strip("*").split()[0].strip("*")) for row in sentinel[:2]
-    ]  # a deviation over seeds may follow
-    assert f"(`dp.sentinel`, in one round: {scores[0]:.1f} % and {scores[1]:.1f} %)" in readme

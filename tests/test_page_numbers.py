@@ -433,3 +433,13 @@ def test_numbers_come_from_rows_or_code(page):
         f"{word}: … {context} …" for word, context in find_numbers(read_claims(page)) if not is_known(page, word)
     ]
     assert not strange, f"in none of {SOURCES.get(page)}:\n" + "\n".join(strange)
+
+
+def test_readme_quotes_the_sentinels_fiftieth_round():
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    means = sentinel_page.average(load(ROOT / "results" / "sentinel" / "proof"))
+    ten, hundred = (means[name, "open", 0, 50] for name in ("cifar10-c", "cifar100-c"))
+    scores = f"{ten['novelty/auroc']:.1f} % and {hundred['novelty/auroc']:.1f} %"
+    assert f"(`dp.sentinel`, in the fiftieth round: {scores})" in readme
+    assert f"[`dp.sentinel`](docs/sentinel.md) | {ten['error']:.1f} % |" in readme
+    assert f"dp.sentinel at {ten['error']:.1f} %]" in readme

@@ -293,11 +293,6 @@ def test_readme_quotes_the_leaderboard_and_the_speed():
     rows = [[cell.strip("* ") for cell in line.split("|")[1:-1]] for line in table.splitlines() if "|" in line]
     adapt = next(float(row[2]) for row in rows if row[0] == "adapt")
     assert f"([leaderboard](docs/leaderboard.md)) | {adapt:.1f} %" in readme
-    proof = load(ROOT / "results" / "sentinel" / "proof").filter(stream="cifar10-c", setting="open", seed=0, round=50)
-    error, auroc = (proof.filter(measure=name)["value"].mean() for name in ("error", "novelty/auroc"))
-    assert f"[`dp.sentinel`](docs/sentinel.md) | {error:.1f} % |" in readme
-    assert f"dp.sentinel at {error:.1f} %]" in readme
-    assert f"(`dp.sentinel`, in the fiftieth round: {auroc:.1f} %" in readme
     assert f"**{len(dp.methods.__all__)} methods behind one call**" in readme
     ratios = (ROOT / "results" / "speed" / "limits" / "ratios.md").read_text()
     page = (ROOT / "docs" / "speed.md").read_text().partition("results/speed/limits")[2].partition("Health costs")[0]
