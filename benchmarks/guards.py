@@ -11,7 +11,8 @@ statistics of `dp.adapt`, or as `--arms` says.
 
 At least 19 of 20 must be rescued: final error at most 2 points above the source network's. Healthy runs may raise one
 alarm in 10,000 batches. The script exits with 1 otherwise. Runs without guards are kept in DIR and not repeated. With
-`--found guards.json` there is no search: the runs without guards are those of an earlier result.
+`--found guards.json` there is no search: the runs without guards are those of an earlier result. With `--resume` its
+runs with guards are kept too, and only those that it lacks are repeated.
 """
 
 import argparse
@@ -90,6 +91,14 @@ def find_runs(arguments: argparse.Namespace) -> tuple[list[Line], list[Line]]:
     return collapsed, healthy
 
 
+def find_repeated(arguments: argparse.Namespace) -> list[Line]:
+    """Return the runs with guards of the earlier result that is resumed."""
+    if not arguments.resume:
+        return []
+    lines: list[Line] = json.loads(arguments.found.read_text(encoding="utf-8"))["with guards"]
+    return lines
+
+
 def runs_of(found: tuple[list[Line], list[Line]]) -> list[Run]:
     """Return the collapsed runs, then the healthy ones."""
     return [Run(**line["run"]) for line in [*found[0], *found[1]]]
@@ -99,8 +108,11 @@ def repeat(arguments: argparse.Namespace, bench: Bench) -> None:
     """Run this part of the chosen runs again with guards."""
     path = arguments.out / f"guarded-{arguments.part[0]}.jsonl"
     path.unlink(missing_ok=True)
+    done = {(Run(**line["run"]), line["arm"]) for line in find_repeated(arguments)}
     for run in share(runs_of(find_runs(arguments)), arguments.part):
         for arm in arguments.arms:
+            if (run, arm) in done:
+                continue
             line = run_stream(bench, run, batches=arguments.batches, **ARMS[arm])
             append_line(path, line | {"arm": arm})
             alarms = f"{line['alarms']} alarms, first at {line['first_alarm']}"
@@ -139,7 +151,8 @@ def describe_protocol(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def report(arguments: argparse.Namespace) -> int:
     """Judge, print and write; return 1 if too few runs are rescued or too many alarms are false."""
-    guarded, found = read_lines(arguments.out, "guarded"), find_runs(arguments)
+    guarded = [*find_repeated(arguments), *read_lines(arguments.out, "guarded")]
+    found = find_runs(arguments)
     repeated = {Run(**line["run"]) for line in guarded}
     collapsed, healthy = ([line for line in lines if Run(**line["run"]) in repeated] for lines in found)
     chosen, missing = (collapsed, healthy), [run for run in runs_of(found) if run not in repeated]
@@ -180,6 +193,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=["guards, statistics auto"])
     parser.add_argument("--workers", type=int, default=1, help="processes at the same time")
     parser.add_argument("--found", type=Path, help="guards.json of an earlier result, whose runs are repeated")
+    parser.add_argument("--resume", action="store_true", help="keep the runs with guards of the earlier result")
     parser.add_argument("--record", action="store_true", help="only the runs without guards, and their indicators")
     parser.add_argument("--report", action="store_true", help="only judge the runs with guards that the folder holds")
     parser.add_argument("--phase", choices=list(PHASES), help="only this phase, of this part")
@@ -190,6 +204,8 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Record, repeat with guards, and judge."""
     arguments = parse_arguments()
+    if arguments.resume and arguments.found is None:
+        raise SystemExit("--resume needs --found: the result whose runs are kept.")
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.phase:
         PHASES[arguments.phase](arguments, load_bench(arguments))

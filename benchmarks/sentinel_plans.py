@@ -13,6 +13,8 @@ _STILL = replace(_BLENDED, momentum=1.0)
 _FOURTH = replace(_CHOSEN, name="lambda0.5", sentinel="blend0.3")
 _PRESENT = replace(_FOURTH, name="present", sentinel="still")
 _ALONE = replace(_PRESENT, sentinel="none")
+_DEFAULT = replace(_ALONE, name="default", weighted=True, views=True)
+_OWN_ALPHA = replace(_DEFAULT, name="alpha0.4", alpha=(0.4, 0.4), frozen_alpha=(0.3, 0.3))
 
 PLANS = {
     "dry": {
@@ -189,6 +191,22 @@ PLANS = {
             replace(_ALONE, name="weighted", weighted=True, views=True),
             replace(_ALONE, name="frozen0.1-0.5", frozen_alpha=(0.1, 0.5), views=True),
             replace(_ALONE, name="weighted_frozen0.1-0.5", weighted=True, frozen_alpha=(0.1, 0.5), views=True),
+        ],
+    },
+    "eighth": {
+        "sentinels": [],
+        "learners": [
+            _DEFAULT,
+            replace(_DEFAULT, name="all_samples", diff=False),
+            _OWN_ALPHA,
+            replace(_DEFAULT, name="lambda0.25", mean_entropy=0.25),
+            replace(_DEFAULT, name="lambda1", mean_entropy=1.0),
+            replace(_DEFAULT, name="all_samples_lambda1", diff=False, mean_entropy=1.0),
+            replace(_OWN_ALPHA, name="alpha0.1-0.5", alpha=(0.1, 0.5)),
+            replace(_DEFAULT, name="ens_sharp", loss="ens", temperature=0.5, diff=False),
+            replace(_DEFAULT, name="ens_sharp_diff", loss="ens", temperature=0.7),
+            replace(_DEFAULT, name="pull5e-3", pull=5e-3),
+            replace(_DEFAULT, name="no_lambda", mean_entropy=0.0),
         ],
     },
     "long_pull": {

@@ -1,5 +1,6 @@
 """What sentinels and learners reached, for `sentinel_research.py`."""
 
+import math
 from typing import Any
 
 import torch
@@ -64,6 +65,12 @@ COMBINATIONS = (
 )  # fmt: skip
 """A letter that stands twice counts twice."""
 
+SHARES = (0.3, 0.4, 0.6, 0.7)
+"""Of the learner in an answer of learner and frozen network."""
+
+BALANCES = tuple((strength, window) for strength in (0.25, 0.5, 0.75, 1.0) for window in (200, 1000, 2000, 4000))
+"""How strongly the frequencies of classes are evened out, and over how many images they are counted."""
+
 
 def report_sentinel(job: SentinelJob) -> dict[str, Any]:
     """What a sentinel reached."""
@@ -111,6 +118,8 @@ def report_learner(job: LearnerJob) -> dict[str, Any]:
         mixed = combine(parts, letters)
         if mixed is not None:
             errors[letters] = by_round(job, mixed)
+    if "y" in parts and "k" in parts:
+        errors |= report_answers(job, parts)
     domains = {}
     for letters in ("l", "f", "lx", "fg", "lxg", "lxfg", "em", "emfg"):
         mixed = combine(parts, letters)
@@ -126,6 +135,34 @@ def report_learner(job: LearnerJob) -> dict[str, Any]:
         found["auroc_sentinel"] = auroc_by_round(job, energy)
         mixed = energy - job.results["learner"].logsumexp(dim=2)
         found["auroc_sum"] = auroc_by_round(job, mixed)
+    return found
+
+
+def balance(log_p: Tensor, strength: float, window: int) -> Tensor:
+    """Even out how often each class is predicted, counting sure predictions more.
+
+    From the log-probabilities of each batch, (steps, N, C), the logarithm of a running mean of the predictions is
+    subtracted, times `strength`.
+    """
+    classes = log_p.shape[2]
+    mean, balanced = log_p.new_full((classes,), 1 / classes), []
+    for batch in log_p:
+        p = batch.exp()
+        entropy = -(p * batch).sum(dim=1)
+        weights = (0.4 * math.log(classes) - entropy).clamp(-10, 10).exp()
+        seen = (p * weights.unsqueeze(1)).sum(dim=0) / weights.sum()
+        mean = torch.lerp(mean, seen, min(1.0, len(batch) / window))
+        balanced.append(batch - strength * (mean * classes).clamp(min=1e-3).log())
+    return torch.stack(balanced)
+
+
+def report_answers(job: LearnerJob, parts: dict[str, Tensor]) -> dict[str, list[float]]:
+    """Errors of other mixtures of the default answer's four opinions."""
+    learner, frozen = parts["l"] + parts["y"], parts["f"] + parts["k"]
+    found = {f"lyfk/learner {share}": by_round(job, share * learner + (1 - share) * frozen) for share in SHARES}
+    mean = ((learner + frozen) / 4).log_softmax(dim=2)
+    for strength, window in BALANCES:
+        found[f"lyfk/balanced {strength} {window}"] = by_round(job, balance(mean, strength, window))
     return found
 
 

@@ -33,6 +33,8 @@ METHODS: dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]] = {
     "source": (dp.source, {"novelty": "msp"}),
     "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference(margin=-0.2), "novelty": "msp", **_BLEND}),
     "sentinel": (dp.sentinel, {}),
+    "slow": (dp.sentinel, {"lr": 1e-4}),
+    "still": (dp.sentinel, {"lr": 0.0}),
     "frozen": (dp.sentinel, _STILL),
     "step per batch": (dp.sentinel, {"detector": Sentinel(momentum=1.0, pull=2e-3, images_per_step=1)}),
 }

@@ -63,6 +63,7 @@ SOURCES = {
     "docs/security.md": ["results/fuzz/fuzz.md", "benchmarks/poisoning*.py", "src/driftproof/statistics/auto.py"],
     "docs/sentinel.md": [
         "results/sentinel/*.md", "results/sentinel/*.json*", "results/sentinel/*/", "results/sentinel/scenes/*.json*",
+        "results/sentinel/scenes/*-network/*.jsonl",
         "results/sentinel/members/*.json",
         "docs/leaderboard.md", "src/driftproof/methods/sentinel.py", "src/driftproof/detectors.py",
     ],
@@ -280,7 +281,7 @@ def sentinel_words() -> list[str]:
     )
     errors = {(row["method"], row["domain"]): row["value"] for row in rows.iter_rows(named=True)}
     better = [place for place, error in errors.items() if error < errors["bn_adapt", place[1]]]
-    assert sum(method == "sentinel" for method, _ in better) == 8
+    assert sum(method == "sentinel" for method, _ in better) == 9
     corruptions = {"impulse_noise": "impulse noise", "contrast": "contrast", "defocus_blur": "defocus blur"}
     ours, theirs = ({name: errors[method, name] for name in corruptions} for method in ("sentinel", "bn_adapt"))
     kept = []

@@ -365,7 +365,7 @@ def test_documents_quote_the_measured_safety():
         line["final"] - line["source"] for line in guards["with guards"] if line["final"] > line["source"] + 0.1
     ]
     assert f"one ends {above:.1f} above it" in safety
-    assert f"In {verdict['healthy batches']:,} batches of eighteen healthy runs there is no false alarm" in safety
+    assert f"In {verdict['healthy batches']:,} batches of twenty healthy runs there is no false alarm" in safety
 
 
 def test_example_prints_how_to_start_it(monkeypatch, capsys):

@@ -118,6 +118,13 @@ def test_chosen_runs_are_repeated_with_guards_and_judged(load, monkeypatch, fold
     repeated = json.loads((tmp_path / "again" / "guards.json").read_text())
     assert repeated["verdicts"] == found["verdicts"], "no search, the same runs"
     assert repeated["protocol"]["runs searched"] == "1 collapsed (an earlier result)"
+    found["with guards"] = [again["guards"] | {"seconds": -1.0}]
+    (tmp_path / "partial.json").write_text(json.dumps(found))
+    options = (*options, "--found", tmp_path / "partial.json", "--resume")
+    run_script(monkeypatch, script, folder, tmp_path / "again", *options)
+    resumed = json.loads((tmp_path / "again" / "guards.json").read_text())["with guards"]
+    assert [line["arm"] for line in resumed] == list(arms)
+    assert resumed[0]["seconds"] == -1.0, "the run that was there is kept as it is"
 
 
 def make_line(method, order, final, *, source=10.0, alarms=0, size=4):

@@ -32,6 +32,7 @@ from driftproof.data.scenes import (
     synthia,
 )
 from driftproof.data.svhn import svhn
+from driftproof.data.textures import textures
 from driftproof.data.tiny_imagenet import tiny_imagenet, tiny_imagenet_c
 from driftproof.data.unpacking import unpack
 
@@ -78,6 +79,7 @@ __all__ = [
     "svhn",
     "svhn_c",
     "synthia",
+    "textures",
     "tiny_imagenet",
     "tiny_imagenet_c",
     "to_image_set",

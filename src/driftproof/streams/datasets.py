@@ -147,6 +147,9 @@ DATASETS: dict[str, DatasetConfig] = {
     ),
     "digits-unknown-c": DatasetConfig(partial(_digits, clean=data.digits_unknown)),
     "svhn-c": DatasetConfig(data.svhn_c),
+    "textures-c": DatasetConfig(
+        partial(_generate, clean=lambda root: data.textures(), home="Textures-C", constants=32)
+    ),
     "imagenet-o-c-64": DatasetConfig(partial(data.imagenet_o_c, side=64), shuffled=True),
     "imagenet-o-c-224": DatasetConfig(partial(data.imagenet_o_c, side=224), shuffled=True),
     "imagenet64-other-c": DatasetConfig(
