@@ -1,9 +1,12 @@
-"""The sentinel on a network without batch norm: a small transformer, trained on the demo's garments, in bad weather.
+"""`sentinel` and `adapt` without batch norm: a small transformer, trained on the demo's garments, in bad weather.
 
 The four held-out corruptions at severity 5, one after the other, for several rounds; a fifth of each batch are bags,
-which the network has never seen. Error of garments and AUROC of bags in percent, per method and round, on the CPU.
+which the network has never seen. Error of garments and AUROC of bags in percent, per method and round, on the CPU. With
+`--choose` it compares what `adapt` could do without batch norm, on streams without bags; `--pairs` applies two
+corruptions at once.
 
-    python benchmarks/sentinel_layer_norm.py --out results/sentinel/layer-norm.json
+    python benchmarks/sentinel_layer_norm.py --out results/sentinel/layer-norm.json --rounds 3
+    python benchmarks/sentinel_layer_norm.py --out choice.json --choose --seed 1 --pairs --rounds 4
 """
 
 import argparse
@@ -11,7 +14,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +28,13 @@ from driftproof.metrics import auroc
 _WIDTH, _DEPTH, _PATCH = 32, 3, 4
 _KNOWN, _UNKNOWN = 80, 20
 _IMAGES = 800
+_SINGLE = tuple((name,) for name in HELD_OUT)
+_PAIRS = (
+    ("gaussian_blur", "speckle_noise"),
+    ("spatter", "saturate"),
+    ("speckle_noise", "saturate"),
+    ("spatter", "speckle_noise"),
+)
 
 
 class SmallTransformer(nn.Module):
@@ -45,9 +55,9 @@ class SmallTransformer(nn.Module):
         return found
 
 
-def train(garments: Garments, epochs: int) -> nn.Module:
+def train(garments: Garments, epochs: int, seed: int = 0) -> nn.Module:
     """Train on clean images and their mirror images."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     network = SmallTransformer()
     steps = epochs * (len(garments.train) // 100)
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, weight_decay=0.05)
@@ -63,11 +73,12 @@ def train(garments: Garments, epochs: int) -> nn.Module:
     return network.eval()
 
 
-def make_round(garments: Garments, *, unknown: bool) -> Iterator[tuple[str, Tensor, Tensor]]:
+def make_round(garments: Garments, *, unknown: bool, pairs: bool = False) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Batches of one round, with labels; bags are −1."""
-    for name in HELD_OUT:
-        chosen = garments.test[:_IMAGES], garments.bags
-        known, bags = (corrupt(images, name, 5, dataset="garments") for images in chosen)
+    for names in _PAIRS if pairs else _SINGLE:
+        known, bags = garments.test[:_IMAGES], garments.bags
+        for name in names:
+            known, bags = (corrupt(images, name, 5, dataset="garments") for images in (known, bags))
         for number in range(_IMAGES // _KNOWN):
             part = slice(number * _KNOWN, (number + 1) * _KNOWN)
             images, labels = known[part], garments.test_labels[part]
@@ -75,13 +86,15 @@ def make_round(garments: Garments, *, unknown: bool) -> Iterator[tuple[str, Tens
                 some = torch.arange(number * _UNKNOWN, (number + 1) * _UNKNOWN) % len(bags)
                 images = torch.cat([images, bags[some]])
                 labels = torch.cat([labels, torch.full((_UNKNOWN,), -1)])
-            yield name, images.float() / 255, labels
+            yield " + ".join(names), images.float() / 255, labels
 
 
-def measure(adapter: dp.Adapter, garments: Garments, rounds: int, *, unknown: bool) -> list[dict[str, Any]]:
+def measure(
+    adapter: dp.Adapter, garments: Garments, rounds: int, *, unknown: bool, pairs: bool = False
+) -> list[dict[str, Any]]:
     """Error and AUROC of each round, mean over corruptions."""
     found = []
-    batches = list(make_round(garments, unknown=unknown))
+    batches = list(make_round(garments, unknown=unknown, pairs=pairs))
     for number in range(1, rounds + 1):
         errors: dict[str, list[float]] = {}
         scores: dict[str, list[tuple[Tensor, Tensor]]] = {}
@@ -99,40 +112,62 @@ def measure(adapter: dp.Adapter, garments: Garments, rounds: int, *, unknown: bo
     return found
 
 
+def make_adapt(lr: float, pull: float, output: Literal["before", "ensemble"]) -> Callable[[nn.Module], dp.Adapter]:
+    """`adapt` with other choices than its own."""
+    return lambda model: dp.adapt(model, lr=lr, after=dp.after.PullToSource(pull), output=output)
+
+
+METHODS: dict[str, Callable[[nn.Module], dp.Adapter]] = {
+    "source": lambda model: dp.source(model, novelty="energy"),
+    "tent+crowd": lambda model: dp.tent(model, select=dp.ConfidenceDifference(), novelty="energy"),
+    "sentinel": dp.sentinel,
+    "adapt": dp.adapt,
+    "adapt, as with batch norm": make_adapt(5e-4, 1e-3, "before"),
+}
+CHOICES: dict[str, Callable[[nn.Module], dp.Adapter]] = {
+    f"rate {lr:g}, pull {pull:g}" + (", mean of both networks" if output == "ensemble" else ""): make_adapt(
+        lr, pull, output
+    )
+    for lr, pull in ((5e-4, 1e-3), (5e-4, 1e-2), (1e-4, 1e-2), (5e-5, 1e-3))
+    for output in ("before", "ensemble")
+}
+"""What `adapt` could do without batch norm."""
+
+
 def main() -> None:
     """Train, then measure every method on the closed and the open stream."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--methods", nargs="+", help="Some of them, by name.")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--choose", action="store_true", help="compare the choices of `adapt`, without bags")
+    parser.add_argument("--pairs", action="store_true", help="two corruptions at once")
+    parser.add_argument("--seed", type=int, default=0, help="of the network's training")
     arguments = parser.parse_args()
     garments = load_garments()
-    network = train(garments, arguments.epochs)
+    network = train(garments, arguments.epochs, arguments.seed)
     with torch.no_grad():
         wrong = network(garments.test.float() / 255).argmax(dim=1) != garments.test_labels
     found: dict[str, Any] = {
-        "network": f"transformer of {_DEPTH} blocks, layer norm, {arguments.epochs} epochs, seed 0",
-        "corruptions": list(HELD_OUT),
+        "network": f"transformer of {_DEPTH} blocks, layer norm, {arguments.epochs} epochs, seed {arguments.seed}",
+        "corruptions": [" + ".join(names) for names in (_PAIRS if arguments.pairs else _SINGLE)],
         "batch": f"{_KNOWN} garments, in open streams {_UNKNOWN} bags",
         "clean error": round(100 * float(wrong.float().mean()), 2),
         "torch": torch.__version__,
         "driftproof": dp.__version__,
         "rows": {},
     }
-    methods: dict[str, Callable[[nn.Module], dp.Adapter]] = {
-        "source": lambda model: dp.source(model, novelty="energy"),
-        "tent+crowd": lambda model: dp.tent(model, select=dp.ConfidenceDifference(), novelty="energy"),
-        "sentinel": dp.sentinel,
-        "adapt": dp.adapt,
-        "adapt, lr 5e-5": lambda model: dp.adapt(model, lr=5e-5),
-    }
-    for name in arguments.methods or methods:
-        make = methods[name]
-        for stream, unknown in (("closed", False), ("open", True)):
+    methods = {name: METHODS[name] for name in arguments.methods}
+    if arguments.choose:
+        methods = {"source": METHODS["source"], **CHOICES}
+    for name, make in methods.items():
+        for stream in ("closed",) if arguments.choose else ("closed", "open"):
             rounds = 1 if name == "source" else arguments.rounds
-            found["rows"][f"{name}, {stream}"] = measure(make(network), garments, rounds, unknown=unknown)
-            print(name, stream, found["rows"][f"{name}, {stream}"], flush=True)
+            adapter = make(network)
+            rows = measure(adapter, garments, rounds, unknown=stream == "open", pairs=arguments.pairs)
+            found["rows"][f"{name}, {stream}"] = rows
+            print(name, stream, rows, flush=True)
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -16,9 +16,9 @@ SHOWN = ("l", "lx", "f", "fg", "lxf", "lxfg", "lyfk", "lyfk/learner 0.4", "lyfk/
 MEANING = (
     "l: the learner on the image, x: on its mirror image, y: on that moved by a pixel to the right and down, f and g: "
     "the frozen network on the image and its mirror image, k: on that moved to the left and up, s: the sentinel, e and "
-    "m: the learner's moving average on the image and its mirror image; several letters: the mean of log-probabilities; "
-    "learner 0.4: with that share of the learner's two opinions; balanced 0.5 1000: half of the logarithm of how often "
-    "the last 1,000 images were of each class is subtracted"
+    "m: the learner's moving average on the image and its mirror image; several letters: the mean of "
+    "log-probabilities; learner 0.4: with that share of the learner's two opinions; balanced 0.5 1000: half of the "
+    "logarithm of how often the last 1,000 images were of each class is subtracted"
 )
 
 

@@ -1,6 +1,8 @@
 """Statistics that choose their own share: against a slow reference, and on digits in every order and batch size."""
 
+import importlib
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import driftproof as dp
 from cases import batches, same_state, state_of
 from driftproof.adapter.engines import EagerEngine, StaticEngine
 from driftproof.corruptions import corrupt
+from driftproof.demo.garments import load_garments
 from driftproof.distributed import Distributed
 from driftproof.statistics import Auto
 from driftproof.statistics.base import ProbedLogits
@@ -388,6 +391,33 @@ def test_adapt_with_a_far_too_high_rate_ends_near_the_source(trained, lr):
     with torch.no_grad():
         source = float((model(images).argmax(1) == labels).float().mean())
     assert float((answers.argmax(1) == labels.repeat(2)).float().mean()) > source - 0.02
+
+
+@pytest.mark.parametrize("network", ["attention", "group_norm"])
+def test_adapt_without_batch_norm_answers_with_both_networks_and_stays_near_the_source(network):
+    model, compared = build(network).eval(), 0
+    adapter = dp.adapt(model)
+    for images in batches(60, size=64):
+        with torch.no_grad():
+            opinions = [net(images).log_softmax(dim=1) for net in (adapter.unwrap(), model)]
+        answer = adapter(images).log_softmax(1)
+        if adapter.last.stepped:  # else the frozen network answers alone
+            torch.testing.assert_close(answer, torch.stack(opinions).mean(0).log_softmax(1))
+            compared += 1
+    assert compared > 30
+    moved = [(a - b).abs().max() for a, b in zip(adapter.unwrap().parameters(), model.parameters(), strict=True)]
+    assert 0 < max(moved) < 1.5 * 1e-4 / 1e-2, "a step goes as far as the pull brings back"
+    assert "ensemble" not in str(dp.adapt(model, output="before")), "what the caller says counts"
+
+
+@pytest.mark.slow
+def test_adapt_leaves_a_small_transformer_within_one_point_of_the_source(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    garments, benchmark = load_garments(), importlib.import_module("sentinel_layer_norm")
+    network = benchmark.train(garments, 8)
+    (source,) = benchmark.measure(dp.source(network), garments, 1, unknown=False)
+    rounds = benchmark.measure(dp.adapt(network), garments, 4, unknown=False)
+    assert max(row["error"] for row in rounds) <= source["error"] + 1.0
 
 
 @pytest.mark.parametrize("settings", [{"share": -0.1}, {"share": 1.1}, {"window": 0}, {"least_cap": 1.5}])
