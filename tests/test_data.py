@@ -443,6 +443,17 @@ def test_cifar_c_of_another_shape_raises(tmp_path, cifar_c, shape):
 # SVHN
 
 
+def test_textures_are_the_same_in_every_number_and_rough_in_the_order_of_their_names():
+    many, few = data.textures(64, side=16), data.textures(8, side=16)
+    assert torch.equal(many.batch(range(8)), few.batch(range(8)))
+    assert few.batch(range(8)).shape == (8, 3, 16, 16)
+    pixels = many.batch(range(64)).float()
+    steps = (pixels - pixels.roll(1, dims=3)).abs().mean(dim=(1, 2, 3)) / pixels.std(dim=(2, 3)).mean(dim=1)
+    roughness = {name: float(steps[many.labels == kind].mean()) for kind, name in enumerate(many.classes)}
+    assert roughness["clouds"] < roughness["stone"] < roughness["noise"]
+    assert roughness["waves"] < roughness["noise"]
+
+
 @pytest.mark.parametrize("place", ["svhn", "."])
 @pytest.mark.parametrize("compress", [False, True])
 def test_svhn_labels_and_limit(tmp_path, place, compress):
