@@ -3,7 +3,8 @@
 CamVid's test frames in six kinds of weather, or with `--held-out` under the four held-out corruptions, severity 3.
 Pedestrians, bicyclists and signs are unknown to the network. One JSON line per method, round and domain. Unknown pixels
 are ranked against all known ones (`auroc_unknown`) and, as the CamVid suites do, against those that the answer gets
-right (`auroc_unknown_right`); `msp_…` is the same for one minus the answer's largest probability.
+right (`auroc_unknown_right`); `msp_…` is the same for one minus the answer's largest probability. With `--alarm-rate`,
+rows have the shares of known, right, wrong and unknown pixels that an alarm flags, calibrated on training frames.
 
     python benchmarks/sentinel_scenes.py --data data --weights deeplabv3plus_resnet18_camvid.safetensors --out DIR
 """
@@ -17,14 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import driftproof as dp
 from driftproof.bench.environment import hardware
 from driftproof.corruptions import find_frost_photos, procedural_frost
+from driftproof.data.scenes import UNKNOWN, VOID
+from driftproof.data.scenes.driving import camvid_scenes
 from driftproof.detectors import Sentinel
 from driftproof.metrics import BinnedScores, ConfusionMatrix
 from driftproof.models import build_from_checkpoint
 from driftproof.scores import msp
+from driftproof.training import load_labeled_scenes
 from novelty_streams import LabeledBatch, scenes
 
 _BLEND = {"lr": 1e-5, "statistics": dp.statistics.Blend(0.5, momentum=0.1), "mean_entropy": 0.5}
@@ -40,13 +45,26 @@ METHODS: dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]] = {
 }
 
 
+def calibrate(adapter: dp.Adapter, frames: Tensor, maps: Tensor, rate: float) -> dp.Alarm:
+    """Return an alarm for this share of the known pixels, by what an adapter says of those of training frames."""
+    novelty = []
+    for images, labels in zip(torch.split(frames, 2), torch.split(maps, 2), strict=True):
+        adapter(images.float() / 255)
+        novelty.append(adapter.last.novelty[(labels != UNKNOWN) & (labels != VOID)].cpu())
+    return dp.Alarm.from_false_alarm_rate(rate, torch.cat(novelty), trained_on=True)
+
+
 def run(
-    adapter: dp.Adapter, stream: Callable[[], Iterator[LabeledBatch]], rounds: int, classes: int
+    adapter: dp.Adapter,
+    stream: Callable[[], Iterator[LabeledBatch]],
+    rounds: int,
+    classes: int,
+    alarm: dp.Alarm | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Adapt for several rounds, and yield what each domain came to."""
     for number in range(1, rounds + 1):
         for domain, batches in groupby(stream(), key=lambda batch: batch.domain):
-            confusion, scores = None, dict[str, BinnedScores]()
+            confusion, scores, flagged = None, dict[str, BinnedScores](), torch.zeros(2, 3)
             for batch in batches:
                 answer, labels = adapter(batch.images), batch.labels
                 predicted = answer.argmax(dim=1)
@@ -56,13 +74,28 @@ def run(
                 for name, novelty in (("auroc", adapter.last.novelty), ("msp", msp(answer))):
                     kept = scores.setdefault(name, BinnedScores(3, device=labels.device))
                     kept.update(-novelty, kinds.masked_fill((labels == 255) | novelty.isnan(), -1))
+                if alarm is not None:
+                    flagged += count_flagged(alarm, adapter.last.novelty, kinds.masked_fill(labels == 255, -1))
             assert confusion is not None  # no domain is empty
             row = {"round": number, "domain": domain, "miou": round(100 * confusion.mean_iou(), 3)}
             for name, kept in scores.items():
                 row[f"{name}_unknown"] = round(100 * _auroc(kept, (0, 1), 2), 3)
                 row[f"{name}_unknown_right"] = round(100 * kept.auroc(0, 2), 3)
                 row[f"{name}_wrong"] = round(100 * kept.auroc(0, 1), 3)
+            if alarm is not None:
+                right, wrong, unknown = (100 * flagged[0] / flagged[1]).tolist()
+                known = 100 * float(flagged[0, :2].sum() / flagged[1, :2].sum())
+                row |= {"flagged_known": round(known, 2), "flagged_right": round(right, 2)}
+                row |= {"flagged_wrong": round(wrong, 2), "flagged_unknown": round(unknown, 2)}
             yield row | {"kept": round(float(adapter.last.kept), 4)}
+
+
+def count_flagged(alarm: dp.Alarm, novelty: Tensor, kinds: Tensor) -> Tensor:
+    """Count the flagged pixels, and all pixels, that are right, wrong and unknown: (2, 3)."""
+    alarm(novelty)  # the threshold follows the stream
+    is_flagged = novelty > alarm.threshold
+    counted = (is_flagged, novelty.isfinite())
+    return torch.tensor([[float((mask & (kinds == kind)).sum()) for kind in range(3)] for mask in counted])
 
 
 def _auroc(scores: BinnedScores, positives: tuple[int, ...], negative: int) -> float:
@@ -84,6 +117,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=80)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--height", type=int)
+    parser.add_argument("--alarm-rate", type=float, help="share of known pixels that an alarm should flag")
     parser.add_argument("--frost", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--engine", default="auto")
@@ -98,12 +132,16 @@ def main() -> None:
     model = build_from_checkpoint(arguments.weights).to(device)
     classes = int(model(next(stream()).images[:1]).shape[1])
     arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.alarm_rate is not None:
+        training = load_labeled_scenes(camvid_scenes(arguments.data, split="train", height=arguments.height))
+        frames, maps = (tensor.to(device) for tensor in training)
     protocol = {
         "stream": "held-out" if arguments.held_out else "weather",
         "severity": 3,
         "frames": arguments.images,
         "batch": arguments.batch,
         "height": arguments.height,
+        "alarm rate": arguments.alarm_rate,
         "weights": arguments.weights.stem,
         "precision": arguments.precision,
         "hardware": hardware(device),
@@ -114,12 +152,15 @@ def main() -> None:
         make, chosen = METHODS[name]
         file_name = f"{protocol['stream']}-{name}.jsonl".replace("+", "-").replace(" ", "-")
         settings = {key: getattr(arguments, key) for key in ("engine", "precision", "channels_last")}
+        alarm = None
+        if arguments.alarm_rate is not None:
+            alarm = calibrate(make(model, **settings, **chosen), frames, maps, arguments.alarm_rate)
         adapter = make(model, **settings, **chosen)
         begun = time.perf_counter()
         described = {"method": name, "options": {key: str(value) for key, value in chosen.items()}}
         with (arguments.out / file_name).open("w") as file:
             file.write(json.dumps(described | protocol) + "\n")
-            for row in run(adapter, stream, 1 if name == "source" else arguments.rounds, classes):
+            for row in run(adapter, stream, 1 if name == "source" else arguments.rounds, classes, alarm):
                 file.write(json.dumps(row) + "\n")
                 file.flush()
                 print(name, row, f"{time.perf_counter() - begun:.0f} s", flush=True)
