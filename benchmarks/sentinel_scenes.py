@@ -42,6 +42,13 @@ METHODS: dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]] = {
     "still": (dp.sentinel, {"lr": 0.0}),
     "frozen": (dp.sentinel, _STILL),
     "step per batch": (dp.sentinel, {"detector": Sentinel(momentum=1.0, pull=2e-3, images_per_step=1)}),
+    **{
+        f"share {share:g}, window {window}": (
+            dp.sentinel,
+            {"lr": 1e-4, "statistics": dp.statistics.WindowedBlend(share, window)},
+        )
+        for share, window in ((0.3, 128), (0.3, 32), (0.3, 16), (0.3, 8), (0.5, 16), (0.2, 16), (0.2, 8))
+    },
 }
 
 
@@ -150,7 +157,7 @@ def main() -> None:
     }
     for name in arguments.methods:
         make, chosen = METHODS[name]
-        file_name = f"{protocol['stream']}-{name}.jsonl".replace("+", "-").replace(" ", "-")
+        file_name = f"{protocol['stream']}-{name}.jsonl".replace("+", "-").replace(", ", "-").replace(" ", "-")
         settings = {key: getattr(arguments, key) for key in ("engine", "precision", "channels_last")}
         alarm = None
         if arguments.alarm_rate is not None:
