@@ -413,7 +413,7 @@ def test_adapt_without_batch_norm_answers_with_both_networks_and_stays_near_the_
 @pytest.mark.slow
 def test_adapt_leaves_a_small_transformer_within_one_point_of_the_source(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
-    garments, benchmark = load_garments(), importlib.import_module("sentinel_layer_norm")
+    garments, benchmark = load_garments(), importlib.import_module("layer_norm")
     network = benchmark.train(garments, 8)
     (source,) = benchmark.measure(dp.source(network), garments, 1, unknown=False)
     rounds = benchmark.measure(dp.adapt(network), garments, 4, unknown=False)

@@ -3,10 +3,11 @@
 The four held-out corruptions at severity 5, one after the other, for several rounds; a fifth of each batch are bags,
 which the network has never seen. Error of garments and AUROC of bags in percent, per method and round, on the CPU. With
 `--choose` it compares what `adapt` could do without batch norm, on streams without bags; `--pairs` applies two
-corruptions at once.
+corruptions at once. With `--orders` it compares `adapt` with the source, clean and corrupted, mixed and sorted by
+class, in batches of 64, 8 and 1.
 
-    python benchmarks/sentinel_layer_norm.py --out results/sentinel/layer-norm.json --rounds 3
-    python benchmarks/sentinel_layer_norm.py --out choice.json --choose --seed 1 --pairs --rounds 4
+    python benchmarks/layer_norm.py --out results/sentinel/layer-norm.json --rounds 3
+    python benchmarks/layer_norm.py --out choice.json --choose --seed 1 --pairs --rounds 4
 """
 
 import argparse
@@ -28,6 +29,7 @@ from driftproof.metrics import auroc
 _WIDTH, _DEPTH, _PATCH = 32, 3, 4
 _KNOWN, _UNKNOWN = 80, 20
 _IMAGES = 800
+_ORDERED = 1200
 _SINGLE = tuple((name,) for name in HELD_OUT)
 _PAIRS = (
     ("gaussian_blur", "speckle_noise"),
@@ -112,6 +114,33 @@ def measure(
     return found
 
 
+def measure_orders(network: nn.Module, garments: Garments, rounds: int) -> dict[str, dict[str, Any]]:
+    """Accuracy of the source, and of `adapt` in each round; single images have one round of 400."""
+    found: dict[str, dict[str, Any]] = {}
+    pixels, labels = garments.test[:_ORDERED], garments.test_labels[:_ORDERED]
+    for name in ("clean", "gaussian_blur", "speckle_noise"):
+        images = (pixels if name == "clean" else corrupt(pixels, name, 5, dataset="garments")).float() / 255
+        for order in ("mixed", "sorted"):
+            places = torch.arange(_ORDERED) if order == "mixed" else labels.argsort(stable=True)
+            for size, count, times in ((64, _ORDERED, rounds), (8, _ORDERED, rounds), (1, 400, 1)):
+                chosen = places[torch.linspace(0, _ORDERED - 1, count).long()]
+                adapter, accuracies = dp.adapt(network), []
+                for _ in range(times):
+                    answers = torch.cat([adapter(batch) for batch in torch.split(images[chosen], size)])
+                    accuracies.append(measure_accuracy(answers, labels[chosen]))
+                with torch.no_grad():
+                    source = measure_accuracy(network(images[chosen]), labels[chosen])
+                row = {"source": source, "adapt": accuracies, "health": adapter.last.health.state}
+                found[f"{name}, {order}, batches of {size}"] = row
+                print(name, order, size, row, flush=True)
+    return found
+
+
+def measure_accuracy(logits: Tensor, labels: Tensor) -> float:
+    """The share of right predictions in percent."""
+    return round(100 * float((logits.argmax(dim=1) == labels).float().mean()), 2)
+
+
 def make_adapt(lr: float, pull: float, output: Literal["before", "ensemble"]) -> Callable[[nn.Module], dp.Adapter]:
     """`adapt` with other choices than its own."""
     return lambda model: dp.adapt(model, lr=lr, after=dp.after.PullToSource(pull), output=output)
@@ -134,6 +163,24 @@ CHOICES: dict[str, Callable[[nn.Module], dp.Adapter]] = {
 """What `adapt` could do without batch norm."""
 
 
+def measure_methods(
+    network: nn.Module, garments: Garments, arguments: argparse.Namespace
+) -> dict[str, list[dict[str, Any]]]:
+    """The rounds of every method on the closed and the open stream, or of every choice of `adapt` on the closed one."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    methods = {name: METHODS[name] for name in arguments.methods}
+    if arguments.choose:
+        methods = {"source": METHODS["source"], **CHOICES}
+    for name, make in methods.items():
+        for stream in ("closed",) if arguments.choose else ("closed", "open"):
+            rounds = 1 if name == "source" else arguments.rounds
+            adapter = make(network)
+            rows = measure(adapter, garments, rounds, unknown=stream == "open", pairs=arguments.pairs)
+            found[f"{name}, {stream}"] = rows
+            print(name, stream, rows, flush=True)
+    return found
+
+
 def main() -> None:
     """Train, then measure every method on the closed and the open stream."""
     parser = argparse.ArgumentParser()
@@ -142,6 +189,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--choose", action="store_true", help="compare the choices of `adapt`, without bags")
+    parser.add_argument("--orders", action="store_true", help="compare `adapt` with the source in other streams")
     parser.add_argument("--pairs", action="store_true", help="two corruptions at once")
     parser.add_argument("--seed", type=int, default=0, help="of the network's training")
     arguments = parser.parse_args()
@@ -151,23 +199,16 @@ def main() -> None:
         wrong = network(garments.test.float() / 255).argmax(dim=1) != garments.test_labels
     found: dict[str, Any] = {
         "network": f"transformer of {_DEPTH} blocks, layer norm, {arguments.epochs} epochs, seed {arguments.seed}",
-        "corruptions": [" + ".join(names) for names in (_PAIRS if arguments.pairs else _SINGLE)],
-        "batch": f"{_KNOWN} garments, in open streams {_UNKNOWN} bags",
         "clean error": round(100 * float(wrong.float().mean()), 2),
         "torch": torch.__version__,
         "driftproof": dp.__version__,
-        "rows": {},
     }
-    methods = {name: METHODS[name] for name in arguments.methods}
-    if arguments.choose:
-        methods = {"source": METHODS["source"], **CHOICES}
-    for name, make in methods.items():
-        for stream in ("closed",) if arguments.choose else ("closed", "open"):
-            rounds = 1 if name == "source" else arguments.rounds
-            adapter = make(network)
-            rows = measure(adapter, garments, rounds, unknown=stream == "open", pairs=arguments.pairs)
-            found["rows"][f"{name}, {stream}"] = rows
-            print(name, stream, rows, flush=True)
+    if arguments.orders:
+        found["rows"] = measure_orders(network, garments, arguments.rounds)
+    else:
+        found["corruptions"] = [" + ".join(names) for names in (_PAIRS if arguments.pairs else _SINGLE)]
+        found["batch"] = f"{_KNOWN} garments, in open streams {_UNKNOWN} bags"
+        found["rows"] = measure_methods(network, garments, arguments)
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
