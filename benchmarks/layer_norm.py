@@ -2,12 +2,12 @@
 
 The four held-out corruptions at severity 5, one after the other, for several rounds; a fifth of each batch are bags,
 which the network has never seen. Error of garments and AUROC of bags in percent, per method and round, on the CPU. With
-`--choose` it compares what `adapt` could do without batch norm, on streams without bags; `--pairs` applies two
+`--choose` it compares what `adapt` could do without batch norm, on streams without bags; `--shift` applies several
 corruptions at once. With `--orders` it compares `adapt` with the source, clean and corrupted, mixed and sorted by
 class, in batches of 64, 8 and 1.
 
     python benchmarks/layer_norm.py --out results/sentinel/layer-norm.json --rounds 3
-    python benchmarks/layer_norm.py --out choice.json --choose --seed 1 --pairs --rounds 4
+    python benchmarks/layer_norm.py --out choice.json --choose --seed 1 --shift pairs --rounds 4
 """
 
 import argparse
@@ -30,13 +30,20 @@ _WIDTH, _DEPTH, _PATCH = 32, 3, 4
 _KNOWN, _UNKNOWN = 80, 20
 _IMAGES = 800
 _ORDERED = 1200
-_SINGLE = tuple((name,) for name in HELD_OUT)
-_PAIRS = (
-    ("gaussian_blur", "speckle_noise"),
-    ("spatter", "saturate"),
-    ("speckle_noise", "saturate"),
-    ("spatter", "speckle_noise"),
-)
+SHIFTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "single": tuple((name,) for name in HELD_OUT),
+    "pairs": (
+        ("gaussian_blur", "speckle_noise"),
+        ("spatter", "saturate"),
+        ("speckle_noise", "saturate"),
+        ("spatter", "speckle_noise"),
+    ),
+    "strong": (
+        ("gaussian_blur", "saturate", "speckle_noise", "spatter"),
+        ("gaussian_blur", "gaussian_blur", "saturate"),
+    ),
+}
+"""Corruptions that are applied one on top of the other, for each domain of a stream."""
 
 
 class SmallTransformer(nn.Module):
@@ -75,9 +82,9 @@ def train(garments: Garments, epochs: int, seed: int = 0) -> nn.Module:
     return network.eval()
 
 
-def make_round(garments: Garments, *, unknown: bool, pairs: bool = False) -> Iterator[tuple[str, Tensor, Tensor]]:
+def make_round(garments: Garments, *, unknown: bool, shift: str = "single") -> Iterator[tuple[str, Tensor, Tensor]]:
     """Batches of one round, with labels; bags are −1."""
-    for names in _PAIRS if pairs else _SINGLE:
+    for names in SHIFTS[shift]:
         known, bags = garments.test[:_IMAGES], garments.bags
         for name in names:
             known, bags = (corrupt(images, name, 5, dataset="garments") for images in (known, bags))
@@ -92,11 +99,11 @@ def make_round(garments: Garments, *, unknown: bool, pairs: bool = False) -> Ite
 
 
 def measure(
-    adapter: dp.Adapter, garments: Garments, rounds: int, *, unknown: bool, pairs: bool = False
+    adapter: dp.Adapter, garments: Garments, rounds: int, *, unknown: bool, shift: str = "single"
 ) -> list[dict[str, Any]]:
     """Error and AUROC of each round, mean over corruptions."""
     found = []
-    batches = list(make_round(garments, unknown=unknown, pairs=pairs))
+    batches = list(make_round(garments, unknown=unknown, shift=shift))
     for number in range(1, rounds + 1):
         errors: dict[str, list[float]] = {}
         scores: dict[str, list[tuple[Tensor, Tensor]]] = {}
@@ -175,7 +182,7 @@ def measure_methods(
         for stream in ("closed",) if arguments.choose else ("closed", "open"):
             rounds = 1 if name == "source" else arguments.rounds
             adapter = make(network)
-            rows = measure(adapter, garments, rounds, unknown=stream == "open", pairs=arguments.pairs)
+            rows = measure(adapter, garments, rounds, unknown=stream == "open", shift=arguments.shift)
             found[f"{name}, {stream}"] = rows
             print(name, stream, rows, flush=True)
     return found
@@ -190,7 +197,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--choose", action="store_true", help="compare the choices of `adapt`, without bags")
     parser.add_argument("--orders", action="store_true", help="compare `adapt` with the source in other streams")
-    parser.add_argument("--pairs", action="store_true", help="two corruptions at once")
+    parser.add_argument("--shift", choices=SHIFTS, default="single", help="one, two or more corruptions at once")
     parser.add_argument("--seed", type=int, default=0, help="of the network's training")
     arguments = parser.parse_args()
     garments = load_garments()
@@ -206,7 +213,7 @@ def main() -> None:
     if arguments.orders:
         found["rows"] = measure_orders(network, garments, arguments.rounds)
     else:
-        found["corruptions"] = [" + ".join(names) for names in (_PAIRS if arguments.pairs else _SINGLE)]
+        found["corruptions"] = [" + ".join(names) for names in SHIFTS[arguments.shift]]
         found["batch"] = f"{_KNOWN} garments, in open streams {_UNKNOWN} bags"
         found["rows"] = measure_methods(network, garments, arguments)
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")

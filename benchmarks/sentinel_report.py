@@ -138,31 +138,45 @@ def report_learner(job: LearnerJob) -> dict[str, Any]:
     return found
 
 
-def balance(log_p: Tensor, strength: float, window: int) -> Tensor:
-    """Even out how often each class is predicted, counting sure predictions more.
+def balance(log_p: Tensor, strength: float, window: int, counted: str) -> Tensor:
+    """Even out how often each class is predicted.
 
     From the log-probabilities of each batch, (steps, N, C), the logarithm of a running mean of the predictions is
-    subtracted, times `strength`.
+    subtracted, times `strength`. The mean is of "all" predictions, of "sure" ones, or weighted by how sure ("exp").
     """
-    classes = log_p.shape[2]
+    classes, limit = log_p.shape[2], 0.4 * math.log(log_p.shape[2])
     mean, balanced = log_p.new_full((classes,), 1 / classes), []
     for batch in log_p:
         p = batch.exp()
-        entropy = -(p * batch).sum(dim=1)
-        weights = (0.4 * math.log(classes) - entropy).clamp(-10, 10).exp()
-        seen = (p * weights.unsqueeze(1)).sum(dim=0) / weights.sum()
+        margin = limit + (p * batch).sum(dim=1)  # τ − h
+        weights = {"all": torch.ones_like(margin), "sure": (margin > 0).float(), "exp": margin.clamp(-10, 10).exp()}
+        seen = (p * weights[counted].unsqueeze(1)).sum(dim=0) / weights[counted].sum().clamp(min=1e-6)
         mean = torch.lerp(mean, seen, min(1.0, len(batch) / window))
         balanced.append(batch - strength * (mean * classes).clamp(min=1e-3).log())
     return torch.stack(balanced)
+
+
+def balance_batch(log_p: Tensor, strength: float, iterations: int = 6) -> Tensor:
+    """Shift the classes of each batch until they are predicted about equally often, and apply a share of the shift."""
+    shift = log_p.new_zeros(len(log_p), 1, log_p.shape[2])
+    for _ in range(iterations):
+        mean = (log_p + shift).softmax(dim=2).mean(dim=1, keepdim=True)
+        shift = shift - 0.5 * (mean * log_p.shape[2]).clamp(min=1e-3).log()
+    return log_p + strength * shift
 
 
 def report_answers(job: LearnerJob, parts: dict[str, Tensor]) -> dict[str, list[float]]:
     """Errors of other mixtures of the default answer's four opinions."""
     learner, frozen = parts["l"] + parts["y"], parts["f"] + parts["k"]
     found = {f"lyfk/learner {share}": by_round(job, share * learner + (1 - share) * frozen) for share in SHARES}
+    found["lyfk/probabilities"] = by_round(job, torch.stack([parts[letter] for letter in "lyfk"]).logsumexp(dim=0))
     mean = ((learner + frozen) / 4).log_softmax(dim=2)
-    for strength, window in BALANCES:
-        found[f"lyfk/balanced {strength} {window}"] = by_round(job, balance(mean, strength, window))
+    for counted in ("all", "sure", "exp"):
+        for strength, window in BALANCES:
+            name = f"lyfk/balanced {strength} {window}" + ("" if counted == "exp" else f" {counted}")
+            found[name] = by_round(job, balance(mean, strength, window, counted))
+    for strength in (0.5, 1.0):
+        found[f"lyfk/balanced in the batch {strength}"] = by_round(job, balance_batch(mean, strength))
     return found
 
 

@@ -40,6 +40,11 @@ METHODS: dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]] = {
     "sentinel": (dp.sentinel, {}),
     "slow": (dp.sentinel, {"lr": 1e-4}),
     "still": (dp.sentinel, {"lr": 0.0}),
+    "lr 3e-4": (dp.sentinel, {"lr": 3e-4}),
+    "pull 5e-2": (dp.sentinel, {"pull": 5e-2}),
+    "no mean entropy": (dp.sentinel, {"mean_entropy": 0.0}),
+    "no mean entropy, lr 3e-4": (dp.sentinel, {"mean_entropy": 0.0, "lr": 3e-4}),
+    "mean entropy 0.1": (dp.sentinel, {"mean_entropy": 0.1}),
     "frozen": (dp.sentinel, _STILL),
     "step per batch": (dp.sentinel, {"detector": Sentinel(momentum=1.0, pull=2e-3, images_per_step=1)}),
     **{
