@@ -440,6 +440,7 @@ def test_errors_of_a_transformer_are_those_of_the_rows():
     last = [
         {name: found[-1]["error"] for name, found in json.loads(path.read_text())["rows"].items()} for path in files
     ]
+    choices, _, strong = choices.partition("The chosen one")
     shown = split_table(choices)[2:]
     for line in shown:
         rate, pull, answer = line[0].strip("*").partition(":")[0].split(", ") if "," in line[0] else ("", "", "")
@@ -447,6 +448,10 @@ def test_errors_of_a_transformer_are_those_of_the_rows():
         name = f"rate {float(rate):g}, pull {float(pull):g}{mean}, closed" if rate else "source, closed"
         assert [float(each) for each in line[1:]] == [found[name] for found in last]
     assert len(shown) == 7
+    files = [ROOT / f"results/safety/without-batch-norm-strong-{seed}.json" for seed in (0, 1)]
+    found = [json.loads(path.read_text())["rows"] for path in files]
+    for name, line in zip(names, split_table(strong)[2:], strict=True):
+        assert [float(each) for each in line[1:]] == [rows[f"{name}, closed"][-1]["error"] for rows in found]
 
 
 def test_rounds_of_the_sentinel_are_those_of_the_rows(tmp_path):

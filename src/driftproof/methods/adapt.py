@@ -29,7 +29,7 @@ def adapt(
 
     Without batch norm no statistics tell whether the stream has shifted, and where it has not, learning does harm. So a
     network without batch norm learns a fifth as fast, is pulled ten times as far, and its answer is the mean of the
-    adapted and the frozen network's.
+    adapted and the frozen network's. Where much has shifted this gives up most of what learning would gain.
 
     Args:
         model: Any module that maps a batch to logits (N, C) or (N, C, H, W).
