@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy
 import pytest
 import scipy.spatial.distance
 import scipy.special
@@ -9,10 +10,11 @@ import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import driftproof as dp
-from cases import batches, same_state, state_of
+from cases import batches, same_but_bookkeeping, same_state, state_of
 from driftproof import scores
 from driftproof.record import Record
 from networks import SegmentationNet, build, randomize
@@ -217,3 +219,123 @@ def test_unknown_score_is_refused(name, model):
 def test_unknown_network_is_refused():
     with pytest.raises(dp.errors.ConfigurationError, match="Expected a known network"):
         scores.Cosine(of="source")
+
+
+def slow_centered(features, rows, strength=1.0):
+    """The centered score of every batch, one image and one class at a time."""
+    rows = rows / numpy.linalg.norm(rows, axis=1, keepdims=True)
+    remembered = min(50, 5000 / len(rows))
+    sums, counts, found = numpy.zeros(rows.shape), numpy.zeros(len(rows)), []
+    for batch in features:
+        units = [one / numpy.linalg.norm(one) for one in batch]
+        center = numpy.mean([total / (n + 0.04 * remembered) for total, n in zip(sums, counts, strict=True)], axis=0)
+        for unit in units:
+            share = scipy.special.softmax([7 * row @ (unit - center) for row in rows])
+            for c in range(len(rows)):
+                sums[c], counts[c] = sums[c] + share[c] * unit, counts[c] + share[c]
+        for c in range(len(rows)):
+            if counts[c] > remembered:
+                sums[c], counts[c] = sums[c] * remembered / counts[c], remembered
+        center = strength * numpy.mean(
+            [total / (n + 0.04 * remembered) for total, n in zip(sums, counts, strict=True)], axis=0
+        )
+        found.append([scipy.stats.entropy(scipy.special.softmax(7 * rows @ (unit - center))) for unit in units])
+    return torch.tensor(numpy.array(found), dtype=torch.float32)
+
+
+def source_features(model, images):
+    features, model = [], copy.deepcopy(model).eval()
+    model.fc.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].double().numpy()))
+    with torch.no_grad():
+        for batch in images:
+            model(batch)
+    return features
+
+
+def novelties(adapter, images):
+    return torch.stack([adapter.step(batch).record.novelty for batch in images])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: dp.source(model, novelty="centered_cosine_entropy"),
+        dp.source,
+        lambda model: dp.tent(
+            model, statistics=dp.statistics.Source(), select=dp.ConfidenceDifference(), lr=0.0, guard=()
+        ),
+    ],
+    ids=["by name", "source", "default of a method that learns"],
+)
+def test_centered_score_by_hand(make, model):
+    stream = batches(40, size=12)  # long enough for classes to fade
+    expected = slow_centered(source_features(model, stream), model.fc.weight.detach().double().numpy())
+    torch.testing.assert_close(novelties(make(model), stream), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_default_is_centered_by_what_is_missing_of_the_streams_statistics(model):
+    stream = batches(4, size=12)
+
+    def blended(alpha, novelty=None):
+        return dp.Adapter(model, scope=dp.scopes.nothing(), statistics=dp.statistics.Blend(alpha), novelty=novelty)
+
+    adapter = blended(0.1)
+    features = []
+    hook = adapter.state.network.find_classifier()[1].register_forward_pre_hook(
+        lambda _, inputs: features.append(inputs[0].double().numpy())
+    )
+    found = novelties(adapter, stream)
+    hook.remove()
+    rows = model.fc.weight.detach().double().numpy()
+    torch.testing.assert_close(found, slow_centered(features, rows, strength=2 / 3), rtol=1e-4, atol=1e-5)
+    plain, named = blended(0.3), blended(0.3, "cosine_entropy")
+    assert torch.equal(novelties(plain, stream), novelties(named, stream))
+
+
+@pytest.mark.parametrize("order", ["mixed", "sorted by class"])
+def test_centering_finds_unknown_images_where_a_shift_favors_a_class(order):
+    """All features move towards one class's row; without centering that class takes most images."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.nn.functional.normalize(torch.randn(10, 32, generator=generator), dim=1)
+    labels = torch.arange(10).repeat_interleave(100)
+    labels = labels[torch.randperm(1000, generator=generator)] if order == "mixed" else labels
+    known = rows[labels] + 0.15 * torch.randn(1000, 32, generator=generator)
+    unknown = 0.25 * torch.randn(1000, 32, generator=generator)
+    images = torch.stack([known, unknown], dim=1) + 1.5 * rows[3]  # a known image, an unknown one, and so on
+    classifier = nn.Sequential(nn.Identity(), nn.Linear(32, 10))
+    with torch.no_grad():
+        classifier[1].weight.copy_(rows)
+    areas = []
+    for name in ("cosine_entropy", "centered_cosine_entropy"):
+        found = novelties(dp.source(classifier, novelty=name), images.flatten(end_dim=1).split(50))
+        areas.append(roc_auc_score([0, 1] * 900, found.flatten()[200:]))
+    assert areas[1] > 0.9 > 0.85 > areas[0]
+
+
+def test_bad_batch_leaves_the_center_unchanged(model):
+    adapter, stream = dp.source(model), batches(3)
+    adapter(stream[0])
+    before = state_of(adapter)
+    adapter(stream[1] * torch.nan)
+    assert same_but_bookkeeping(before, state_of(adapter))
+    adapter(stream[2])
+    assert not same_but_bookkeeping(before, state_of(adapter))
+    adapter.reset()
+    assert torch.equal(novelties(adapter, stream), novelties(dp.source(model), stream))
+
+
+def test_predict_scores_as_a_step_would_and_remembers_nothing(model):
+    adapter, stream = dp.source(model), batches(3)
+    adapter(stream[0])
+    before = state_of(adapter)
+    predicted = adapter.predict(stream[1]).record.novelty
+    assert same_state(before, state_of(adapter))
+    adapter.predict(stream[2])
+    assert torch.equal(adapter.step(stream[1]).record.novelty, predicted)
+
+
+def test_single_images_are_not_all_novel_at_the_start(model):
+    """The center of few images is near zero, else it would be the image itself."""
+    image = batches(1)[0][:1]
+    centered, plain = (novelties(dp.source(model, novelty=n), [image]) for n in (None, "cosine_entropy"))
+    torch.testing.assert_close(centered, plain, rtol=0.1, atol=0)

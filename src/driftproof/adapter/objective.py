@@ -79,7 +79,7 @@ def compute_objective(method: Method, step: Step, selected_before: Tensor | None
 def compute_novelty(method: Method, step: Step) -> Tensor | LazyNovelty:
     """How unfamiliar each sample is, by the method's score; the default one is computed when it is read."""
     deferred = method.novelty.defer(step) if isinstance(method.novelty, Unfamiliarity) else None
-    return method.novelty(step) if deferred is None else LazyNovelty(*deferred)
+    return method.novelty(step) if deferred is None else LazyNovelty(deferred[0], *deferred[1])
 
 
 def _set_weights(method: Method, step: Step, selected_before: Tensor | None) -> Tensor:

@@ -197,7 +197,8 @@ def _keep(method: Method, state: State, learned: Step, verdict: Verdict, before:
     with state.recalling(method.memory):
         for component in components:
             component.on_batch(learned)
-        before.keep_buffers({"statistics": verdict.finite, "source_statistics": verdict.finite}, verdict.good)
+        follows_stream = dict.fromkeys(("statistics", "source_statistics", "novelty"), verdict.finite)
+        before.keep_buffers(follows_stream, verdict.good)
         if not state.names:
             return
         for component in components:

@@ -40,6 +40,11 @@ class WindowedBlend(InterpolatedStatistics):
         self.alpha = alpha
         self.window = window
 
+    @property
+    def stream_share(self) -> float:
+        """The share of the stream."""
+        return self.alpha
+
     def alpha_for(self, index: int) -> float:
         """The same everywhere."""
         return self.alpha

@@ -1,0 +1,119 @@
+"""Novelty scores as functions of logits or features; larger is more novel.
+
+Logits are (N, C) or (N, C, H, W); scores are (N,) or (N, H, W).
+"""
+
+from torch import Tensor
+from torch.linalg import vector_norm
+from torch.nn.functional import normalize
+
+from driftproof.predictions import confidence_change, log_probabilities, upcast
+from driftproof.predictions import entropy as prediction_entropy
+
+__all__ = [
+    "COSINE_SCALE",
+    "confidence_difference",
+    "cosine",
+    "cosine_entropy",
+    "cosines",
+    "energy",
+    "entropy",
+    "max_logit",
+    "msp",
+    "one_minus_largest",
+    "scaled_entropy",
+]
+
+COSINE_SCALE = 7.0
+"""Of cosines as logits. Chosen on the held-out corruptions, where 5 to 8 are about equal."""
+
+
+def confidence_difference(logits: Tensor, source_logits: Tensor) -> Tensor:
+    """Return the drop in confidence of the source model's class: ỹ^{c_o} − ŷ^{c_o}, in [−1, 1].
+
+    Args:
+        logits: Logits of the adapted model.
+        source_logits: Logits of the source model on the same batch.
+
+    Examples:
+        >>> import torch
+        >>> sure, unsure = torch.tensor([[9.0, 0.0]]), torch.tensor([[0.0, 0.0]])
+        >>> confidence_difference(unsure, source_logits=sure) > 0.49
+        tensor([True])
+    """
+    # 0 − x, not −x: an unchanged confidence gives 0, not −0.
+    change = confidence_change(log_probabilities(logits), log_probabilities(source_logits), source_logits.argmax(dim=1))
+    return 0 - change
+
+
+def msp(logits: Tensor) -> Tensor:
+    """Return 1 − max_k p^k, one minus the maximum softmax probability."""
+    return 1 - log_probabilities(logits).amax(dim=1).exp()
+
+
+def max_logit(logits: Tensor) -> Tensor:
+    """Return the negative maximum logit, −max_k z_k."""
+    return -upcast(logits).amax(dim=1)
+
+
+def energy(logits: Tensor) -> Tensor:
+    """Return the energy, −ln Σ_k exp z_k."""
+    return -upcast(logits).logsumexp(dim=1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Return the entropy of the prediction, H(p) = −Σ_k p^k ln p^k, in nats.
+
+    Examples:
+        >>> import torch
+        >>> entropy(torch.zeros(1, 4)).exp()
+        tensor([4.])
+    """
+    return prediction_entropy(log_probabilities(logits))
+
+
+def cosine(features: Tensor, rows: Tensor) -> Tensor:
+    """Return 1 − the largest cosine between the features and a row of the classifier, in [0, 2].
+
+    Args:
+        features: The classifier's input, (N, D).
+        rows: The classifier's weight, (C, D).
+
+    Examples:
+        >>> import torch
+        >>> cosine(torch.tensor([[2.0, 0.0], [0.0, -1.0]]), rows=torch.eye(2))
+        tensor([0., 1.])
+    """
+    return one_minus_largest(cosines(features, normalize(upcast(rows))))
+
+
+def cosine_entropy(features: Tensor, rows: Tensor) -> Tensor:
+    """Return the entropy of softmax(7 cos), of the cosines between the features and the classifier's rows, in nats.
+
+    Args:
+        features: The classifier's input, (N, D).
+        rows: The classifier's weight, (C, D).
+
+    Examples:
+        >>> import torch
+        >>> cosine_entropy(torch.tensor([[1.0, 1.0]]), rows=torch.eye(2)).exp()
+        tensor([2.])
+    """
+    return scaled_entropy(cosines(features, normalize(upcast(rows))))
+
+
+def cosines(features: Tensor, directions: Tensor) -> Tensor:
+    """Return the cosines of features with rows of length 1."""
+    features = upcast(features)
+    lengths: Tensor = vector_norm(features, dim=1, keepdim=True)
+    return features @ directions.T / lengths.clamp(min=1e-12)
+
+
+def one_minus_largest(cosines: Tensor) -> Tensor:
+    """Return 1 − max_k cos_k."""
+    return 1 - cosines.amax(dim=1)
+
+
+def scaled_entropy(cosines: Tensor) -> Tensor:
+    """Return the entropy of softmax(7 cos)."""
+    return entropy(COSINE_SCALE * cosines)
