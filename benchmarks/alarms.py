@@ -4,8 +4,9 @@
 
 The alarm is calibrated on clean images: on those of training, or, for the default score, on the second half of the test
 set, and then the stream holds the first half. It follows a stream of corrupted images, domain after domain, with and
-without unknown ones. Its scores are the frozen network's, under batch statistics. The constants of the alarm were
-chosen on the held-out corruptions (`--domains held-out`), not on the five. Two others are compared: one whose
+without unknown ones. Its scores are the frozen network's, under batch statistics; with `--method`, the default score of
+an adapter that goes through the images of training, is reset, and goes through the stream. The constants of the alarm
+were chosen on the held-out corruptions (`--domains held-out`), not on the five. Two others are compared: one whose
 threshold stays (`track=False`), and one calibrated on the beginning of the stream, unknown images included. Whether the
 scores of a stream alone tell that it holds unknown images is shown by a fit of two Gaussians to the scores of a domain.
 """
@@ -37,7 +38,8 @@ from tables import format_protocol, write_results
 DOMAINS = {"five": ("gaussian_noise", "glass_blur", "fog", "contrast", "jpeg_compression"), "held-out": HELD_OUT}
 STREAMS = {"known only": None, "half unknown": "svhn-c"}
 SCORES = ("cosine_entropy", "cosine", "energy", "msp")
-RATES = (0.01, 0.05, 0.1)
+RATES = (0.01, 0.02, 0.05, 0.1)
+METHODS: dict[str, Callable[..., dp.Adapter]] = {"source": dp.source, "adapt": dp.adapt, "sentinel": dp.sentinel}
 HALF = 5000
 """Images of half of the test set."""
 
@@ -56,10 +58,11 @@ class Predicted:
 
 def make_alarms(calibration: Tensor, rate: float, score: str) -> dict[str, dp.Alarm]:
     """Return the alarm, by what it is calibrated on, and the two it is compared with."""
+    named = None if score == "default" else score
     return {
-        "source images": dp.Alarm.from_false_alarm_rate(rate, calibration, trained_on=True, score=score),
-        "source images, fixed": dp.Alarm.from_false_alarm_rate(rate, calibration, track=False, score=score),
-        "the stream": dp.Alarm.from_false_alarm_rate(rate, score=score),
+        "source images": dp.Alarm.from_false_alarm_rate(rate, calibration, trained_on=True, score=named),
+        "source images, fixed": dp.Alarm.from_false_alarm_rate(rate, calibration, track=False, score=named),
+        "the stream": dp.Alarm.from_false_alarm_rate(rate, score=named),
     }
 
 
@@ -114,8 +117,10 @@ def split_scores(streams: dict[str, list[Predicted]], score: str) -> list[dict[s
 
 
 def compute_scores(network: dp.Adapter, images: Tensor) -> dict[str, Tensor]:
-    """Return the novelty of a batch by score; nothing adapts, so the network is the frozen one."""
+    """Return the novelty of a batch by score; a network that does not adapt has several."""
     logits = network(images)
+    if not isinstance(network.method.novelty, BothCosines):
+        return {"default": network.last.novelty.cpu()}
     entropies, cosines = network.last.novelty.unbind(dim=1)
     scores = {"cosine_entropy": entropies, "cosine": cosines, "energy": energy(logits), "msp": msp(logits)}
     return {name: scores[name].cpu() for name in SCORES}
@@ -141,14 +146,15 @@ def make_new(calibration: Tensor, rate: float, score: str) -> dict[str, dp.Alarm
 def predict(
     files: LocalFiles, network: dp.Adapter, domains: tuple[str, ...], limit: int | None, device: str
 ) -> dict[str, list[Predicted]]:
-    """Return the novelty of each stream."""
-    return {
-        name: [
+    """Return the novelty of each stream; the network starts anew for each."""
+    streams = {}
+    for name, spec in make_specs().items():
+        network.reset()
+        streams[name] = [
             Predicted(batch.domain, compute_scores(network, batch.images.to(device)), batch.labels)
             for batch in files.stream(replace(spec, domains=domains, limit=limit), rounds=1)
         ]
-        for name, spec in make_specs().items()
-    }
+    return streams
 
 
 def make_specs() -> dict[str, Spec]:
@@ -173,7 +179,11 @@ def format_page(rows: list[dict[str, Any]], groups: list[dict[str, Any]], protoc
         shares = [(row, each["known"]) for row in rows if row["alarm"] == kind for each in row["domains"].values()]
         near = sum(is_near(share, row["rate"]) for row, share in shares)
         lines += ["", f"Calibrated on {kind}: {near} of {len(shares)} within the factor."]
-    lines += ["", f"Two Gaussians fitted to the {SCORES[0]} of each domain; separation is in standard deviations.", ""]
+    lines += [
+        "",
+        f"Two Gaussians fitted to the {groups[0]['score']} of each domain; separation is in standard deviations.",
+        "",
+    ]
     lines += [
         "| stream | domain | separation | known in the upper group, % | unknown in it, % |",
         "|---|---|---:|---:|---:|",
@@ -194,6 +204,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True, help="folder of the source weights")
+    parser.add_argument("--method", choices=tuple(METHODS), help="otherwise the frozen network, batch statistics")
     parser.add_argument("--domains", choices=tuple(DOMAINS), default="five")
     parser.add_argument("--limit", type=int, help="only the first so many known images of each domain")
     parser.add_argument("--sources", type=int, default=5000, help="images to calibrate on, at most 5,000")
@@ -202,22 +213,25 @@ def main() -> int:
     arguments = parser.parse_args()
     files = LocalFiles(arguments.data, arguments.weights, device=arguments.device)
     domains, device, first = DOMAINS[arguments.domains], arguments.device, make_specs()["known only"]
-    network = dp.bn_adapt(files.model(first).to(device), novelty=BothCosines())
+    model, method = files.model(first).to(device), arguments.method
+    network = dp.bn_adapt(model, novelty=BothCosines()) if method is None else METHODS[method](model)
+    scores = SCORES if method is None else ("default",)
     trained_on = islice(files.source(first, device), arguments.sources // 200)
+    calibration = [compute_scores(network, images) for images, _ in trained_on]
     streams = predict(files, network, domains, arguments.limit, device)
-    rows = measure_all([compute_scores(network, images) for images, _ in trained_on], streams, make_alarms)
-    groups = split_scores(streams, SCORES[0])
-    test = cifar10(arguments.data)
-    new = torch.split(test.batch(torch.arange(HALF, HALF + arguments.sources)).to(device).float() / 255, 200)
-    halves = predict(files, network, domains, min(HALF, arguments.limit or HALF), device)
-    rows += measure_all([compute_scores(network, images) for images in new], halves, make_new, SCORES[:1])
+    rows, groups = measure_all(calibration, streams, make_alarms, scores), split_scores(streams, scores[0])
+    if method is None:
+        test = cifar10(arguments.data)
+        new = torch.split(test.batch(torch.arange(HALF, HALF + arguments.sources)).to(device).float() / 255, 200)
+        halves = predict(files, network, domains, min(HALF, arguments.limit or HALF), device)
+        rows += measure_all([compute_scores(network, images) for images in new], halves, make_new, SCORES[:1])
     protocol = {
         "images": "cifar10-c",
         "of each domain": arguments.limit or "all",
         "unknown": "svhn-c",
         "severity": 5,
         "calibrated on": f"{arguments.sources} images; new ones: test set's second half, streams of the first",
-        "network": "wrn40_2, frozen, batch statistics",
+        "network": f"wrn40_2, {method or 'frozen, batch statistics'}",
         "batch": 200,
         "torch": torch.__version__,
         "driftproof": dp.__version__,
@@ -226,7 +240,7 @@ def main() -> int:
     page = format_page(rows, groups, protocol)
     print(page)
     if arguments.out:
-        name = f"alarms-{arguments.domains}"
+        name = "-".join(["alarms", arguments.domains, *([method] if method else [])])
         write_results(arguments.out, name, {"protocol": protocol, "rows": rows, "groups": groups}, **{name: page})
     return 0
 

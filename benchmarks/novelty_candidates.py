@@ -10,6 +10,7 @@ from torch.nn.functional import interpolate, normalize
 
 from driftproof import Adapter, scores
 from driftproof.components import Step
+from driftproof.network import Network
 from driftproof.predictions import log_probabilities
 from driftproof.scores import NoveltyScore
 
@@ -19,6 +20,9 @@ _LOGIT_SCORES = {"msp": scores.msp, "energy": scores.energy, "max_logit": scores
 _NAMES = (*_LOGIT_SCORES, "cosine", "cosine_entropy")
 SINGLE = ("confidence_difference", *(f"{of}{name}" for of in ("", "adapted_") for name in _NAMES))
 """Scores that look at one thing; the other ones combine several. Those without a prefix are the frozen network's."""
+
+_CENTERED = "centered_cosine_entropy"
+"""Compares each image with the stream; the default where training's statistics normalize."""
 
 _STANDARDIZED_SUMS = (
     ("energy", "cosine"),
@@ -40,7 +44,17 @@ class AllScores(NoveltyScore):
 
     def __init__(self) -> None:
         super().__init__()
-        self._default = scores.Unfamiliarity()
+        self._default, self._centered = scores.Unfamiliarity(), scores.CenteredCosineEntropy()
+
+    def on_batch(self, step: Step) -> None:
+        """Remember the batch."""
+        self._default.on_batch(step)
+        self._centered.on_batch(step)
+
+    def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
+        """Forget the stream."""
+        self._default.reset_state(network, parameters)
+        self._centered.reset_state(network, parameters)
 
     def forward(self, step: Step) -> Tensor:
         """Return all scores; a method that learns nothing has one network and gets one pass."""
@@ -53,7 +67,8 @@ class AllScores(NoveltyScore):
             found["confidence_difference"] = 0 - step.confidence_change
         found |= frozen | {f"adapted_{name}": value for name, value in adapted.items()}
         found |= _combine_networks(step.logits, frozen_logits) | _combine_scores(found, step.classes)
-        found = {"default": self._default(step), **found}
+        centered = {_CENTERED: self._centered(step)} if step.logits.ndim == 2 else {}
+        found = {"default": self._default(step), **centered, **found}
         type(self).names = tuple(found)
         return torch.stack(list(found.values()), dim=-1)
 

@@ -15,6 +15,7 @@ _PRESENT = replace(_FOURTH, name="present", sentinel="still")
 _ALONE = replace(_PRESENT, sentinel="none")
 _DEFAULT = replace(_ALONE, name="default", weighted=True, views=True)
 _OWN_ALPHA = replace(_DEFAULT, name="alpha0.4", alpha=(0.4, 0.4), frozen_alpha=(0.3, 0.3))
+_GROWING = replace(_OWN_ALPHA, name="growing", alpha=(0.1, 0.5))
 
 PLANS = {
     "dry": {
@@ -202,11 +203,27 @@ PLANS = {
             replace(_DEFAULT, name="lambda0.25", mean_entropy=0.25),
             replace(_DEFAULT, name="lambda1", mean_entropy=1.0),
             replace(_DEFAULT, name="all_samples_lambda1", diff=False, mean_entropy=1.0),
-            replace(_OWN_ALPHA, name="alpha0.1-0.5", alpha=(0.1, 0.5)),
+            replace(_GROWING, name="alpha0.1-0.5"),
             replace(_DEFAULT, name="ens_sharp", loss="ens", temperature=0.5, diff=False),
             replace(_DEFAULT, name="ens_sharp_diff", loss="ens", temperature=0.7),
             replace(_DEFAULT, name="pull5e-3", pull=5e-3),
             replace(_DEFAULT, name="no_lambda", mean_entropy=0.0),
+        ],
+    },
+    "ninth": {
+        "sentinels": [],
+        "learners": [
+            _GROWING,
+            replace(_GROWING, name="growing_all_samples", diff=False),
+            replace(_GROWING, name="growing_all_samples_lambda1", diff=False, mean_entropy=1.0),
+            replace(_GROWING, name="growing_lambda1", mean_entropy=1.0),
+            replace(_DEFAULT, name="taught", loss="labels", mean_entropy=0.0),
+            replace(_GROWING, name="growing_pull5e-3", pull=5e-3),
+            replace(_GROWING, name="growing_all_samples_pull5e-3", diff=False, pull=5e-3),
+            replace(_GROWING, name="growing_both", frozen_alpha=(0.2, 0.4)),
+            replace(_DEFAULT, name="taught_everything", loss="labels", mean_entropy=0.0, scope="all", lr=1e-4),
+            replace(_GROWING, name="steeper", alpha=(0.0, 0.6)),
+            _DEFAULT,
         ],
     },
     "long_pull": {

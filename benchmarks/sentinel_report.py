@@ -61,7 +61,7 @@ COMBINATIONS = (
     "lxg", "lxf", "lxs", "lxsf", "lxfg", "lxsfg",
     "fg", "fgs", "em", "emg", "emfg", "emlx", "emlxfg", "eg",
     "fh", "fk", "fhk", "fgh", "ly", "lyfg", "lxfh", "lyfh", "lyfk", "lxyfgk", "lxlxfg", "lxlxfgfgfg",
-    "lylyfk", "lyfkfk",
+    "lylyfk", "lyfkfk", "lxyfghk",
 )  # fmt: skip
 """A letter that stands twice counts twice."""
 

@@ -3,10 +3,11 @@
 CamVid's test frames in six kinds of weather, or with `--held-out` under the four held-out corruptions, severity 3.
 Pedestrians, bicyclists and signs are unknown to the network. One JSON line per method, round and domain. Unknown pixels
 are ranked against all known ones (`auroc_unknown`) and, as the CamVid suites do, against those that the answer gets
-right (`auroc_unknown_right`); `msp_…` is the same for one minus the answer's largest probability. With `--alarm-rate`,
-rows have the shares of known, right, wrong and unknown pixels that an alarm flags, calibrated on training frames.
+right (`auroc_unknown_right`); `entropy_…` and `msp_…` are the same for the answer's entropy and for one minus its
+largest probability. With `--alarm-rate`, rows have the shares of known, right, wrong and unknown pixels that an alarm
+flags, calibrated on training frames.
 
-    python benchmarks/sentinel_scenes.py --data data --weights deeplabv3plus_resnet18_camvid.safetensors --out DIR
+    python benchmarks/sentinel_scenes.py --data data --weights deeplabv3plus_resnet50_camvid.safetensors --out DIR
 """
 
 import argparse
@@ -25,36 +26,43 @@ from driftproof.bench.environment import hardware
 from driftproof.corruptions import find_frost_photos, procedural_frost
 from driftproof.data.scenes import UNKNOWN, VOID
 from driftproof.data.scenes.driving import camvid_scenes
-from driftproof.detectors import Sentinel
 from driftproof.metrics import BinnedScores, ConfusionMatrix
 from driftproof.models import build_from_checkpoint
-from driftproof.scores import msp
+from driftproof.scores import entropy, msp
 from driftproof.training import load_labeled_scenes
 from novelty_streams import LabeledBatch, scenes
 
 _BLEND = {"lr": 1e-5, "statistics": dp.statistics.Blend(0.5, momentum=0.1), "mean_entropy": 0.5}
-_STILL = {"lr": 0.0, "detector_lr": 0.0, "members": "source"}
 METHODS: dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]] = {
     "source": (dp.source, {"novelty": "msp"}),
     "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference(margin=-0.2), "novelty": "msp", **_BLEND}),
     "sentinel": (dp.sentinel, {}),
-    "slow": (dp.sentinel, {"lr": 1e-4}),
-    "still": (dp.sentinel, {"lr": 0.0}),
-    "lr 3e-4": (dp.sentinel, {"lr": 3e-4}),
-    "pull 5e-2": (dp.sentinel, {"pull": 5e-2}),
-    "no mean entropy": (dp.sentinel, {"mean_entropy": 0.0}),
-    "no mean entropy, lr 3e-4": (dp.sentinel, {"mean_entropy": 0.0, "lr": 3e-4}),
-    "mean entropy 0.1": (dp.sentinel, {"mean_entropy": 0.1}),
-    "frozen": (dp.sentinel, _STILL),
-    "step per batch": (dp.sentinel, {"detector": Sentinel(momentum=1.0, pull=2e-3, images_per_step=1)}),
-    **{
-        f"share {share:g}, window {window}": (
-            dp.sentinel,
-            {"lr": 1e-4, "statistics": dp.statistics.WindowedBlend(share, window)},
-        )
-        for share, window in ((0.3, 128), (0.3, 32), (0.3, 16), (0.3, 8), (0.5, 16), (0.2, 16), (0.2, 8))
-    },
 }
+
+
+def parse_setting(text: str) -> tuple[str, float | str]:
+    """Read NAME=VALUE.
+
+    Examples:
+        >>> parse_setting("lr=1e-4")
+        ('lr', 0.0001)
+        >>> parse_setting("members=source")
+        ('members', 'source')
+    """
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, value
+
+
+def choose_statistics(settings: dict[str, Any]) -> dict[str, Any]:
+    """Replace a `window` by the statistics that have it."""
+    others = dict(settings)
+    if "window" not in others:
+        return others
+    window = int(others.pop("window"))
+    return others | {"statistics": dp.statistics.WindowedBlend(others.pop("share", 0.3), window)}
 
 
 def calibrate(adapter: dp.Adapter, frames: Tensor, maps: Tensor, rate: float) -> dp.Alarm:
@@ -83,7 +91,11 @@ def run(
                 confusion = confusion or ConfusionMatrix(classes, device=labels.device)
                 confusion.update(predicted, labels.masked_fill(labels < 0, 255))
                 kinds = torch.where(predicted == labels, 0, 1).masked_fill(labels < 0, 2)  # right, wrong, unknown
-                for name, novelty in (("auroc", adapter.last.novelty), ("msp", msp(answer))):
+                for name, novelty in (
+                    ("auroc", adapter.last.novelty),
+                    ("entropy", entropy(answer)),
+                    ("msp", msp(answer)),
+                ):
                     kept = scores.setdefault(name, BinnedScores(3, device=labels.device))
                     kept.update(-novelty, kinds.masked_fill((labels == 255) | novelty.isnan(), -1))
                 if alarm is not None:
@@ -124,6 +136,8 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
+    parser.add_argument("--set", nargs="+", type=parse_setting, default=[], help="of the sentinel: lr=1e-4 window=16")
+    parser.add_argument("--name", help="of the sentinel with these settings; its file is named so")
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--images", type=int, default=80)
@@ -142,7 +156,8 @@ def main() -> None:
     images = "camvid-held-out" if arguments.held_out else "camvid-c"
     stream = scenes(images, arguments.data, device=device, photos=photos, **options)
     model = build_from_checkpoint(arguments.weights).to(device)
-    classes = int(model(next(stream()).images[:1]).shape[1])
+    with torch.no_grad():
+        classes = int(model(next(stream()).images[:1]).shape[1])
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.alarm_rate is not None:
         training = load_labeled_scenes(camvid_scenes(arguments.data, split="train", height=arguments.height))
@@ -162,20 +177,23 @@ def main() -> None:
     }
     for name in arguments.methods:
         make, chosen = METHODS[name]
-        file_name = f"{protocol['stream']}-{name}.jsonl".replace("+", "-").replace(", ", "-").replace(" ", "-")
+        shown = name
+        if name == "sentinel" and arguments.set:
+            chosen, shown = choose_statistics(dict(arguments.set)), arguments.name or name
+        file_name = f"{protocol['stream']}-{shown}.jsonl".replace("+", "-")
         settings = {key: getattr(arguments, key) for key in ("engine", "precision", "channels_last")}
         alarm = None
         if arguments.alarm_rate is not None:
             alarm = calibrate(make(model, **settings, **chosen), frames, maps, arguments.alarm_rate)
         adapter = make(model, **settings, **chosen)
         begun = time.perf_counter()
-        described = {"method": name, "options": {key: str(value) for key, value in chosen.items()}}
+        described = {"method": shown, "options": {key: str(value) for key, value in chosen.items()}}
         with (arguments.out / file_name).open("w") as file:
             file.write(json.dumps(described | protocol) + "\n")
             for row in run(adapter, stream, 1 if name == "source" else arguments.rounds, classes, alarm):
                 file.write(json.dumps(row) + "\n")
                 file.flush()
-                print(name, row, f"{time.perf_counter() - begun:.0f} s", flush=True)
+                print(shown, row, f"{time.perf_counter() - begun:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
