@@ -8,8 +8,8 @@ or (N, H, W).
 from driftproof.scores.base import NoveltyScore
 from driftproof.scores.by_name import NOVELTY_SCORES, make_novelty
 from driftproof.scores.confidence_drop import ConfidenceDrop
-from driftproof.scores.cosine import CenteredCosineEntropy, Cosine, CosineEntropy
 from driftproof.scores.detected import Detected
+from driftproof.scores.from_features import CenteredCosineEntropy, Cosine, CosineEntropy
 from driftproof.scores.from_logits import FromLogits
 from driftproof.scores.functions import (
     confidence_difference,

@@ -5,8 +5,8 @@ from functools import partial
 
 from driftproof.scores.base import NoveltyScore
 from driftproof.scores.confidence_drop import ConfidenceDrop
-from driftproof.scores.cosine import CenteredCosineEntropy, Cosine, CosineEntropy
 from driftproof.scores.detected import Detected
+from driftproof.scores.from_features import CenteredCosineEntropy, Cosine, CosineEntropy
 from driftproof.scores.from_logits import LOGIT_SCORES, FromLogits
 from driftproof.validation import check_choice
 

@@ -9,7 +9,7 @@ from driftproof.components import Step
 from driftproof.network import Network
 from driftproof.predictions import log_probabilities, upcast
 from driftproof.scores.base import NoveltyScore
-from driftproof.scores.cosine import FeatureCenter, centered_cosine_entropy, classifier_directions
+from driftproof.scores.from_features import FeatureCenter, centered_cosine_entropy, classifier_directions
 from driftproof.scores.functions import cosines, energy, entropy, scaled_entropy
 
 __all__ = ["Unfamiliarity", "score_unfamiliarity"]
