@@ -1,7 +1,9 @@
 """Every engine against the eager one: the same answers, records and state."""
 
 import copy
+import gc
 import warnings
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -1068,6 +1070,37 @@ def test_batch_norm_subclasses_are_not_fused(kernel_inputs, dynamo):
     first, second = (use_engine(dp.tent(model, lr=0.1), engine) for engine in (None, fusing_engine))
     assert_same(run(first, batches(5)), run(second, batches(5)))
     assert {images.shape[-1] for images in kernel_inputs} == {4}, "only PyTorch's own class"
+
+
+@uses_dynamo
+def test_captures_find_no_gradient_node_of_an_earlier_step(dynamo):
+    """Such a node belongs to another stream; `torch.compile` keeps those of statistics that no kernel computes."""
+    adapter = use_engine(dp.tent(build("wide_resnet"), lr=0.1, statistics=dp.statistics.Blend(0.5)), fusing_engine)
+    parameters = adapter.state.trainable
+
+    def gradient_nodes():
+        return [parameter.view_as(parameter).grad_fn.next_functions[0][0] for parameter in parameters]
+
+    def alive():
+        return sum("mark" in node.metadata for node in gradient_nodes())
+
+    with collector_off():
+        run(adapter, batches(3))
+        for node in gradient_nodes():
+            node.metadata["mark"] = True
+        del node
+        assert alive() > 0, "the test shows something"
+        cuda_graph.free_earlier_graphs()
+        assert alive() == 0
+
+
+@contextmanager
+def collector_off():
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @uses_dynamo

@@ -217,6 +217,20 @@ def test_channels_last_holds_in_captured_steps(case):
     assert num_graphs(adapter) == 1
 
 
+@uses_dynamo
+def test_traced_network_with_norms_that_no_kernel_takes_is_captured():
+    """Kernels take no double precision; what torch.compile keeps of these layers in cycles is freed first."""
+    torch._dynamo.reset()
+    stream, choices = to_cuda(batches(8)), {"channels_last": True, "statistics": dp.statistics.Blend(0.5)}
+    adapter = compose_adapter(**choices)
+    gc.disable()
+    try:
+        assert_close(run(compose_adapter("eager", **choices), stream), run(adapter, stream))
+    finally:
+        gc.enable()
+    assert num_graphs(adapter) == 1
+
+
 @pytest.mark.parametrize("case", ["tent", "tent+crowd", "ttn"])
 def test_health_that_replayed_frozen_passes_show_equals_that_of_eager_ones(case):
     """They come after batches 5, 10 and 20; the third time they are replayed, unless statistics have a history."""

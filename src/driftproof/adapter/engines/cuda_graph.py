@@ -19,6 +19,8 @@ from driftproof.record import StepResult
 
 __all__ = ["CudaGraphEngine", "reject_dynamic", "require_cuda", "supports_cuda_graphs"]
 
+_MOST_COLLECTIONS = 1000  # other threads may go on leaving garbage
+
 _Result = TypeVar("_Result")
 
 
@@ -108,6 +110,7 @@ class CudaGraphEngine(StaticEngine):
             graph.register_generator_state(generator)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        free_earlier_graphs()
         try:
             with _pause_collector(), _undo_failed_capture(self.state.device, self._pool):
                 # Threads that load data may allocate meanwhile; only this one must not.
@@ -118,6 +121,18 @@ class CudaGraphEngine(StaticEngine):
             self.invalidate()
             raise _to_engine_error(error) from error
         return graph, result
+
+
+def free_earlier_graphs() -> None:
+    """Free what reference cycles still hold of the autograd graphs of earlier steps.
+
+    Nodes for the gradients of parameters belong to the stream on which they were made; a captured step that finds one
+    alive waits for that stream, and fails. `torch.compile` keeps the inputs of an autograd function that it traced in
+    such a cycle, and only once these are freed can those of the function before it be.
+    """
+    for _ in range(_MOST_COLLECTIONS):
+        if not gc.collect():
+            return
 
 
 _streams = threading.local()
