@@ -63,8 +63,7 @@ SOURCES = {
     ],
     "docs/security.md": ["results/fuzz/fuzz.md", "benchmarks/poisoning*.py", "src/driftproof/statistics/auto.py"],
     "docs/sentinel.md": [
-        "results/sentinel/*.md", "results/sentinel/*.json*", "results/sentinel/*/", "results/sentinel/scenes/*.json*",
-        "results/sentinel/scenes/*-network/*.jsonl",
+        "results/sentinel/*.md", "results/sentinel/*.json*", "results/sentinel/*/", "results/sentinel/scenes/*/*.json*",
         "results/sentinel/members/*.json",
         "docs/leaderboard.md", "src/driftproof/methods/sentinel.py", "src/driftproof/detectors.py",
     ],
@@ -181,12 +180,7 @@ def novelty_words() -> list[str]:
     ranked = cell(page, f"{start}AUROC, unknown against all known", "cosine_entropy", "bn_adapt")
     passed = cell(page, f"{start}FPR@TPR95, unknown against all known", "cosine_entropy", "bn_adapt")
     assert 1 / 6.5 < 1 - ranked / 100 < 1 / 5.5
-    ours, best = (
-        cell(page, f"{start}AUROC, unknown against all known", score, "source")
-        for score in ("cosine_entropy", "entropy")
-    )
     return [
-        f"it is {best - ours:.1f} points behind the entropy",
         f"{ranked:.0f} % means that one in six pairs",
         f"{passed:.0f} % of the unknown ones pass",
     ]
@@ -415,6 +409,8 @@ def test_tables_of_novelty_scores_show_the_rows():
             images = "camvid-c"
             for match, shown in zip(methods, row[1:], strict=True):
                 images = images if match[1] is None else match[1].lower().replace("-", "", 1)
+                if not shown:
+                    continue
                 starts = [f"## {images}, round {number}: AUROC, unknown against all known\n" for number in (1, 5)]
                 (score,) = re.findall(r'"(\w+)"', row[0])
                 values = [cell(results, start, score, match[2]) for start in starts]
