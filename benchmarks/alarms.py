@@ -9,6 +9,9 @@ an adapter that goes through the images of training, is reset, and goes through 
 were chosen on the held-out corruptions (`--domains held-out`), not on the five. Two others are compared: one whose
 threshold stays (`track=False`), and one calibrated on the beginning of the stream, unknown images included. Whether the
 scores of a stream alone tell that it holds unknown images is shown by a fit of two Gaussians to the scores of a domain.
+
+With `--known-first` the stream begins with 2,000 known images under a corruption that is not among the domains, the
+alarm of the stream is calibrated on them, and then half of the images are unknown.
 """
 
 import argparse
@@ -36,10 +39,16 @@ from driftproof.two_groups import fit_mixture
 from tables import format_protocol, write_results
 
 DOMAINS = {"five": ("gaussian_noise", "glass_blur", "fog", "contrast", "jpeg_compression"), "held-out": HELD_OUT}
+BEFORE = {"five": "speckle_noise", "held-out": "shot_noise"}
+"""The corruption of the images that the stream of `--known-first` begins with."""
+
 STREAMS = {"known only": None, "half unknown": "svhn-c"}
 SCORES = ("cosine_entropy", "cosine", "energy", "msp")
 RATES = (0.01, 0.02, 0.05, 0.1)
 METHODS: dict[str, Callable[..., dp.Adapter]] = {"source": dp.source, "adapt": dp.adapt, "sentinel": dp.sentinel}
+FIRST = 2000
+"""Known images that the stream of `--known-first` begins with: the window of an alarm."""
+
 HALF = 5000
 """Images of half of the test set."""
 
@@ -143,23 +152,34 @@ def make_new(calibration: Tensor, rate: float, score: str) -> dict[str, dp.Alarm
     return {"new images": dp.Alarm.from_false_alarm_rate(rate, calibration, score=score)}
 
 
-def predict(
-    files: LocalFiles, network: dp.Adapter, domains: tuple[str, ...], limit: int | None, device: str
-) -> dict[str, list[Predicted]]:
-    """Return the novelty of each stream; the network starts anew for each."""
-    streams = {}
-    for name, spec in make_specs().items():
-        network.reset()
-        streams[name] = [
-            Predicted(batch.domain, compute_scores(network, batch.images.to(device)), batch.labels)
-            for batch in files.stream(replace(spec, domains=domains, limit=limit), rounds=1)
-        ]
-    return streams
+def predict(files: LocalFiles, network: dp.Adapter, specs: Iterable[Spec], device: str) -> list[Predicted]:
+    """Return the novelty of a stream made of several; the network starts anew."""
+    network.reset()
+    return [
+        Predicted(batch.domain, compute_scores(network, batch.images.to(device)), batch.labels)
+        for spec in specs
+        for batch in files.stream(spec, rounds=1)
+    ]
 
 
-def make_specs() -> dict[str, Spec]:
+def make_specs(domains: tuple[str, ...], limit: int | None) -> dict[str, Spec]:
     """Return the streams by name."""
-    return {name: make_spec("bn_adapt", "cifar10-c", "wrn40_2", unknown=unknown) for name, unknown in STREAMS.items()}
+    return {
+        name: replace(make_spec("bn_adapt", "cifar10-c", "wrn40_2", unknown=unknown), domains=domains, limit=limit)
+        for name, unknown in STREAMS.items()
+    }
+
+
+def measure_new(
+    files: LocalFiles, network: dp.Adapter, specs: dict[str, Spec], sources: int, device: str
+) -> list[dict[str, Any]]:
+    """Return the rows of the default score of the alarm that is calibrated on images that the network has not seen."""
+    new = torch.split(cifar10(files.data).batch(torch.arange(HALF, HALF + sources)).to(device).float() / 255, 200)
+    halves = {
+        name: predict(files, network, [replace(spec, limit=min(HALF, spec.limit or HALF))], device)
+        for name, spec in specs.items()
+    }
+    return measure_all([compute_scores(network, images) for images in new], halves, make_new, SCORES[:1])
 
 
 def format_page(rows: list[dict[str, Any]], groups: list[dict[str, Any]], protocol: dict[str, Any]) -> str:
@@ -171,8 +191,8 @@ def format_page(rows: list[dict[str, Any]], groups: list[dict[str, Any]], protoc
     for row in rows:
         shares = [row["domains"][domain]["known"] for domain in domains]
         cells = [f"{100 * share:.1f}" if is_near(share, row["rate"]) else f"**{100 * share:.1f}**" for share in shares]
-        unknown = [row["domains"][domain]["unknown"] for domain in domains]
-        cells.append("–" if None in unknown else f"{100 * fmean(unknown):.1f}")
+        unknown = [found["unknown"] for found in row["domains"].values() if found["unknown"] is not None]
+        cells.append(f"{100 * fmean(unknown):.1f}" if unknown else "–")
         cells = [row["score"], row["stream"], row["alarm"], f"{100 * row['rate']:g}", *cells]
         lines.append(f"| {' | '.join(cells)} |")
     for kind in dict.fromkeys(row["alarm"] for row in rows):
@@ -206,25 +226,27 @@ def main() -> int:
     parser.add_argument("--weights", type=Path, required=True, help="folder of the source weights")
     parser.add_argument("--method", choices=tuple(METHODS), help="otherwise the frozen network, batch statistics")
     parser.add_argument("--domains", choices=tuple(DOMAINS), default="five")
+    parser.add_argument("--known-first", action="store_true", help="begin the stream with known images")
     parser.add_argument("--limit", type=int, help="only the first so many known images of each domain")
     parser.add_argument("--sources", type=int, default=5000, help="images to calibrate on, at most 5,000")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="folder for alarms-DOMAINS.json and .md")
     arguments = parser.parse_args()
     files = LocalFiles(arguments.data, arguments.weights, device=arguments.device)
-    domains, device, first = DOMAINS[arguments.domains], arguments.device, make_specs()["known only"]
-    model, method = files.model(first).to(device), arguments.method
+    specs = make_specs(DOMAINS[arguments.domains], arguments.limit)
+    model, method = files.model(specs["known only"]).to(arguments.device), arguments.method
     network = dp.bn_adapt(model, novelty=BothCosines()) if method is None else METHODS[method](model)
-    scores = SCORES if method is None else ("default",)
-    trained_on = islice(files.source(first, device), arguments.sources // 200)
-    calibration = [compute_scores(network, images) for images, _ in trained_on]
-    streams = predict(files, network, domains, arguments.limit, device)
+    known, scores = specs["known only"], SCORES if method is None else ("default",)
+    batches = islice(files.source(known, arguments.device), arguments.sources // 200)
+    calibration = [compute_scores(network, images) for images, _ in batches]
+    parts: dict[str, list[Spec]] = {name: [spec] for name, spec in specs.items()}
+    if arguments.known_first:
+        start = replace(known, domains=(BEFORE[arguments.domains],), limit=FIRST)
+        parts = {"half unknown, known first": [start, specs["half unknown"]]}
+    streams = {name: predict(files, network, each, arguments.device) for name, each in parts.items()}
     rows, groups = measure_all(calibration, streams, make_alarms, scores), split_scores(streams, scores[0])
-    if method is None:
-        test = cifar10(arguments.data)
-        new = torch.split(test.batch(torch.arange(HALF, HALF + arguments.sources)).to(device).float() / 255, 200)
-        halves = predict(files, network, domains, min(HALF, arguments.limit or HALF), device)
-        rows += measure_all([compute_scores(network, images) for images in new], halves, make_new, SCORES[:1])
+    if method is None and not arguments.known_first:
+        rows += measure_new(files, network, specs, arguments.sources, arguments.device)
     protocol = {
         "images": "cifar10-c",
         "of each domain": arguments.limit or "all",
@@ -240,7 +262,8 @@ def main() -> int:
     page = format_page(rows, groups, protocol)
     print(page)
     if arguments.out:
-        name = "-".join(["alarms", arguments.domains, *([method] if method else [])])
+        chosen = [arguments.domains, method, "known-first" if arguments.known_first else None]
+        name = "-".join(["alarms", *filter(None, chosen)])
         write_results(arguments.out, name, {"protocol": protocol, "rows": rows, "groups": groups}, **{name: page})
     return 0
 

@@ -94,7 +94,9 @@ class Alarm:
         The threshold follows the stream: every call updates it from the latest scores before it flags. It is their
         upper quantile, but at most what a shift explains (see `KnownQuantile`). Calibrate on source images if the
         stream may hold unknown images from the start: without, the first `window` scores count as known. Best are
-        images that the network was not trained on; otherwise say so with `trained_on`.
+        images that the network was not trained on; otherwise say so with `trained_on`. With `dp.adapt` and `dp.source`
+        calibrate on the stream: clean images are too familiar to networks that use training's statistics. The rate
+        does not hold for the score of `dp.sentinel`, which is learned in the stream.
 
         Args:
             rate: Share of known images to flag, above 0 and below 1.
