@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from torch import is_tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -1078,20 +1079,29 @@ def test_captures_find_no_gradient_node_of_an_earlier_step(dynamo):
     adapter = use_engine(dp.tent(build("wide_resnet"), lr=0.1, statistics=dp.statistics.Blend(0.5)), fusing_engine)
     parameters = adapter.state.trainable
 
-    def gradient_nodes():
-        return [parameter.view_as(parameter).grad_fn.next_functions[0][0] for parameter in parameters]
-
-    def alive():
-        return sum("mark" in node.metadata for node in gradient_nodes())
+    def nodes():
+        return [get_gradient_edge(parameter).node for parameter in parameters]
 
     with collector_off():
         run(adapter, batches(3))
-        for node in gradient_nodes():
-            node.metadata["mark"] = True
+        for node in nodes():
+            node.metadata["earlier"] = True
         del node
-        assert alive() > 0, "the test shows something"
-        cuda_graph.free_earlier_graphs()
-        assert alive() == 0
+        assert any("earlier" in node.metadata for node in nodes()), "the test shows something"
+        cuda_graph.free_earlier_graphs(parameters)
+        assert not any("earlier" in node.metadata for node in nodes())
+
+
+@pytest.mark.parametrize(("held", "garbage", "collections"), [(False, 5, 1), (True, 0, 1), (True, 5, 1000)])
+def test_a_capture_collects_again_only_for_gradient_nodes(monkeypatch, held, garbage, collections):
+    """Other threads may leave garbage for ever."""
+    calls = []
+    monkeypatch.setattr(cuda_graph.gc, "collect", lambda: calls.append(1) or garbage)
+    parameter = nn.Parameter(torch.zeros(2))
+    loss = parameter.sum() if held else None
+    cuda_graph.free_earlier_graphs([parameter])
+    del loss
+    assert len(calls) == collections
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from driftproof.adapter.engines.eager import run_frozen
 from driftproof.adapter.engines.static import StaticEngine, StaticStep, shape_key
@@ -19,7 +20,8 @@ from driftproof.record import StepResult
 
 __all__ = ["CudaGraphEngine", "reject_dynamic", "require_cuda", "supports_cuda_graphs"]
 
-_MOST_COLLECTIONS = 1000  # other threads may go on leaving garbage
+_MOST_COLLECTIONS = 1000
+_SEEN = "driftproof: seen before a capture"
 
 _Result = TypeVar("_Result")
 
@@ -110,7 +112,7 @@ class CudaGraphEngine(StaticEngine):
             graph.register_generator_state(generator)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        free_earlier_graphs()
+        free_earlier_graphs(self.state.trainable)
         try:
             with _pause_collector(), _undo_failed_capture(self.state.device, self._pool):
                 # Threads that load data may allocate meanwhile; only this one must not.
@@ -123,7 +125,7 @@ class CudaGraphEngine(StaticEngine):
         return graph, result
 
 
-def free_earlier_graphs() -> None:
+def free_earlier_graphs(parameters: Sequence[nn.Parameter]) -> None:
     """Free what reference cycles still hold of the autograd graphs of earlier steps.
 
     Nodes for the gradients of parameters belong to the stream on which they were made; a captured step that finds one
@@ -131,8 +133,21 @@ def free_earlier_graphs() -> None:
     such a cycle, and only once these are freed can those of the function before it be.
     """
     for _ in range(_MOST_COLLECTIONS):
-        if not gc.collect():
+        if not gc.collect() or not _has_gradient_nodes(parameters):
             return
+
+
+def _has_gradient_nodes(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether anything holds the gradient node of a parameter: one that nothing holds is made anew when asked for."""
+    for parameter in parameters:
+        _notes(parameter)[_SEEN] = True
+    return any(_SEEN in _notes(parameter) for parameter in parameters)
+
+
+def _notes(parameter: nn.Parameter) -> dict[str, object]:
+    """What may be written onto the gradient node of a parameter; it ends with the node."""
+    notes: dict[str, object] = get_gradient_edge(parameter).node.metadata  # type: ignore[assignment]  # not a method
+    return notes
 
 
 _streams = threading.local()
