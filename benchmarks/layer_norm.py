@@ -11,7 +11,6 @@ class, in batches of 64, 8 and 1.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
@@ -25,6 +24,7 @@ import driftproof as dp
 from driftproof.corruptions import HELD_OUT, corrupt
 from driftproof.demo.garments import CLASSES, Garments, load_garments
 from driftproof.metrics import auroc
+from tables import write_json
 
 _WIDTH, _DEPTH, _PATCH = 32, 3, 4
 _KNOWN, _UNKNOWN = 80, 20
@@ -216,7 +216,7 @@ def main() -> None:
         found["corruptions"] = [" + ".join(names) for names in SHIFTS[arguments.shift]]
         found["batch"] = f"{_KNOWN} garments, in open streams {_UNKNOWN} bags"
         found["rows"] = measure_methods(network, garments, arguments)
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(arguments.out, found)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ that reads the same network can hardly do better. Beside it, scores without labe
 
 import argparse
 import copy
-import json
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,6 +26,7 @@ from driftproof.network import Network
 from driftproof.scores import energy, entropy, msp
 from driftproof.statistics import WindowedBlend
 from novelty_streams import scenes
+from tables import write_json
 
 _SCORES = {"energy": energy, "entropy": entropy, "msp": msp}
 _STEPS, _PIXELS, _LR = 1500, 2048, 3e-3
@@ -120,7 +120,7 @@ def main() -> None:
     protocol |= {"unknown": round(float(pixels["unknown"].float().mean()), 4), "weights": arguments.weights.stem}
     protocol |= {"hardware": hardware(device), "torch": torch.__version__, "driftproof": dp.__version__}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"protocol": protocol, "auroc": found}, indent=1) + "\n", encoding="utf-8")
+    write_json(arguments.out, {"protocol": protocol, "auroc": found})
     print(found)
 
 

@@ -7,7 +7,6 @@ clock that changes is the same for all.
 """
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import time
@@ -22,6 +21,7 @@ import torch
 import driftproof as dp
 from driftproof.adapter.engines import compiled
 from driftproof.models import build_model
+from tables import write_json
 
 _MAX_WAIT = 120.0
 _STEPS = 10
@@ -143,7 +143,7 @@ def main() -> None:
         name, measured = answers.get()
         found[name] = measured
         print(name, {key: value for key, value in measured.items() if key not in ("kernels", "ms_trials")}, flush=True)
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(arguments.out, found)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from driftproof.corruptions import CORRUPTIONS, corrupt, find_frost_photos
 from driftproof.data import cifar10, cifar100
 from driftproof.data.svhn import svhn
 from driftproof.models import build_from_checkpoint
+from tables import write_json
 
 ANSWERS = ("l", "x", "f", "g", "s", "lxsf", "lxf", "lxfg")
 """Means of log-probabilities; `lxfg` is the default answer, `lxsf` an earlier one."""
@@ -81,7 +82,7 @@ def main() -> None:
         "torch": torch.__version__,
         "driftproof": dp.__version__,
     }
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_json(arguments.out, found)
 
 
 if __name__ == "__main__":
