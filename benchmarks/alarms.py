@@ -245,14 +245,16 @@ def main() -> int:
         parts = {"half unknown, known first": [start, specs["half unknown"]]}
     streams = {name: predict(files, network, each, arguments.device) for name, each in parts.items()}
     rows, groups = measure_all(calibration, streams, make_alarms, scores), split_scores(streams, scores[0])
-    if method is None and not arguments.known_first:
+    has_new = method is None and not arguments.known_first
+    if has_new:
         rows += measure_new(files, network, specs, arguments.sources, arguments.device)
     protocol = {
         "images": "cifar10-c",
         "of each domain": arguments.limit or "all",
         "unknown": "svhn-c",
         "severity": 5,
-        "calibrated on": f"{arguments.sources} images; new ones: test set's second half, streams of the first",
+        "calibrated on": f"{arguments.sources} images"
+        + "; new ones: test set's second half, streams of the first" * has_new,
         "network": f"wrn40_2, {method or 'frozen, batch statistics'}",
         "batch": 200,
         "torch": torch.__version__,

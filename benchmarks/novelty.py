@@ -6,7 +6,8 @@
 The first form goes through a stream of changing domains for five rounds with each method, and writes
 SET-METHOD.jsonl: the protocol, then one line per domain of the first and of the last round. The second form reads all
 these files and writes novelty.md next to them. Images are CIFAR-10-C and CIFAR-100-C of severity 5; half of each batch
-is SVHN-C. Pixels are CamVid in six kinds of weather; pedestrians, bicyclists and signs are unknown to its network.
+(`--unknown-share`) is SVHN-C. Pixels are CamVid in six kinds of weather; pedestrians, bicyclists and signs are unknown
+to its network.
 Defaults were chosen under the held-out corruptions (`--only cifar10-held-out`, `camvid-held-out`, and so on).
 """
 
@@ -167,13 +168,13 @@ def run(arguments: argparse.Namespace) -> None:
         if pixels:
             stream = scenes(images, arguments.data, height=arguments.height, **common)
         else:
-            stream = open_images(images, arguments.data, **common)
+            stream = open_images(images, arguments.data, unknown_share=arguments.unknown_share, **common)
         network = arguments.network or ("deeplabv3plus_resnet50" if pixels else "wrn40_2")
         clean = images.replace("-held-out", "-c")
         home = f"{clean}-{arguments.height}" if pixels and arguments.height else clean
         protocol = {
             "images": home.replace(clean, images),
-            "unknown": "pedestrians, bicyclists and signs" if pixels else "svhn-c, half of each batch",
+            "unknown": "pedestrians, bicyclists and signs" if pixels else _name_unknown(arguments.unknown_share),
             "of each set": arguments.images or "all",
             "severity": 3 if pixels else 5,
             "frost": photos.origin,
@@ -193,6 +194,10 @@ def run(arguments: argparse.Namespace) -> None:
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
             (arguments.out / f"{images}-{name}.jsonl").write_text(text, encoding="utf-8")
             print(f"{images} {name}: error {rows[-1]['error']:.1f}, {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def _name_unknown(share: float) -> str:
+    return "svhn-c, half of each batch" if share == 0.5 else f"svhn-c, {100 * share:g} % of each batch"
 
 
 def summarize(folder: Path) -> str:
@@ -266,6 +271,7 @@ def main() -> int:
     parser.add_argument("--images", type=int, help="only the first so many images of each set, or evenly spaced frames")
     parser.add_argument("--batch", type=int, help="otherwise 200 images or 2 frames")
     parser.add_argument("--network", help="otherwise wrn40_2, and deeplabv3plus_resnet50 for CamVid")
+    parser.add_argument("--unknown-share", type=float, default=0.5, help="share of unknown images in a batch")
     parser.add_argument("--height", type=int, help="height to resize CamVid's frames to")
     parser.add_argument("--frost", type=Path, help="folder of frost photos; otherwise the installed package's")
     parser.add_argument("--procedural-frost", action="store_true")

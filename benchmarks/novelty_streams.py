@@ -52,9 +52,16 @@ class _Pixels:
 
 
 def open_images(
-    images: str, data: Path, *, batch: int, limit: int | None, device: torch.device, photos: FrostPhotos
+    images: str,
+    data: Path,
+    *,
+    batch: int,
+    limit: int | None,
+    device: torch.device,
+    photos: FrostPhotos,
+    unknown_share: float = 0.5,
 ) -> Callable[[], Iterator[LabeledBatch]]:
-    """Return a function that goes through one round of corruptions of severity 5, half of each batch SVHN-C.
+    """Return a function that goes through one round of corruptions of severity 5, a share of each batch SVHN-C.
 
     Args:
         images: `cifar10-c` or `cifar100-c` for the fifteen corruptions, `cifar10-held-out` or `cifar100-held-out`.
@@ -63,6 +70,7 @@ def open_images(
         limit: Only the first so many images of each set; None is all.
         device: Where the images are corrupted and kept.
         photos: For the corruption frost.
+        unknown_share: Share of SVHN-C.
     """
     name, kind = images.split("-", 1)
     corruptions = HELD_OUT if kind == "held-out" else CORRUPTIONS
@@ -70,7 +78,7 @@ def open_images(
         _corrupt_all(clean, corruptions, limit, device, photos)
         for clean in (_CLEAN_IMAGES[name](data), svhn(data, limit=10_000))
     )
-    plans = list(OpenSet(known, unknown, batch_size=batch).plans())
+    plans = list(OpenSet(known, unknown, ratio=unknown_share, batch_size=batch).plans())
 
     def iterate() -> Iterator[LabeledBatch]:
         for plan in plans:

@@ -43,7 +43,10 @@ SOURCES = {
     "docs/benchmarking.md": ["src/driftproof/cli/bench_run.py"],
     "docs/choosing.md": ["src/driftproof/health*.py", "docs/leaderboard.md", "docs/sentinel.md"],
     "docs/command-line.md": ["src/driftproof/cli/*.py"],
-    "docs/concepts.md": ["results/novelty/novelty.md", "results/alarms/*.md", "src/driftproof/alarm/*.py"],
+    "docs/concepts.md": [
+        "results/novelty/novelty.md", "results/novelty/unknown-*/novelty.md", "results/alarms/*.md",
+        "src/driftproof/alarm/*.py",
+    ],
     "docs/data.md": ["results/corruptions/*.md", "src/driftproof/data/*.py", "src/driftproof/corruptions/*.py"],
     "docs/demo.md": ["results/demo/rate.md"],
     "docs/driving.md": [
@@ -452,6 +455,20 @@ def test_tables_of_novelty_scores_show_the_rows():
                 assert quoted == pytest.approx(values, abs=0.0551), (images, score, match[2])
                 compared += 1
     assert compared > 60
+
+
+def test_what_centering_does_with_few_unknown_images_is_that_of_the_rows():
+    table = (
+        (ROOT / "docs/concepts.md").read_text().partition("**Why subtract a mean.**")[2].partition("So where few")[0]
+    )
+    folders = {"50 %": "", "10 %": "unknown-0.1/", "2 %": "unknown-0.02/"}
+    for share, *shown in split_table(table)[2:]:
+        page = (ROOT / f"results/novelty/{folders[share]}novelty.md").read_text()
+        assert list(map(float, shown)) == [
+            cell(page, f"## {images}-held-out, round 1: AUROC, unknown against all known", score, "bn_adapt")
+            for images in ("cifar10", "cifar100")
+            for score in ("default", "centered_cosine_entropy")
+        ]
 
 
 def test_errors_of_a_transformer_are_those_of_the_rows():

@@ -20,7 +20,7 @@ from driftproof.record import StepResult
 
 __all__ = ["CudaGraphEngine", "reject_dynamic", "require_cuda", "supports_cuda_graphs"]
 
-_MOST_COLLECTIONS = 1000
+_MOST_COLLECTIONS = 1000  # one frees the graph of one layer
 _SEEN = "driftproof: seen before a capture"
 
 _Result = TypeVar("_Result")
@@ -145,7 +145,7 @@ def _has_gradient_nodes(parameters: Sequence[nn.Parameter]) -> bool:
 
 
 def _notes(parameter: nn.Parameter) -> dict[str, object]:
-    """What may be written onto the gradient node of a parameter; it ends with the node."""
+    """The dictionary of the gradient node of a parameter, free for anyone to write to; it ends with the node."""
     notes: dict[str, object] = get_gradient_edge(parameter).node.metadata  # type: ignore[assignment]  # not a method
     return notes
 
