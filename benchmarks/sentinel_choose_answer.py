@@ -23,19 +23,21 @@ ENOUGH, LOSS, AUROC_LOSS = 0.005, 0.05, 0.3
 PULLED = 2e-3
 
 
-def choose_answer(rows: list[dict[str, Any]]) -> tuple[str, str]:
+def choose_answer(
+    rows: list[dict[str, Any]], present: tuple[str, str] = PRESENT, answers: tuple[str, ...] = ANSWERS
+) -> tuple[str, str]:
     """The learner and the answer."""
     found: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
     for row in rows:
         if row["kind"] == "learner":
-            for answer in ANSWERS:
+            for answer in answers:
                 if answer in row["errors"]:
                     by_stream = found.setdefault((row["choice"]["name"], answer), {})
                     by_stream[row["set"], row["stream"]] = row["errors"][answer][-1]
     whole = {pair: [errors[place] for place in STREAMS] for pair, errors in found.items() if len(errors) == 4}
-    if PRESENT not in whole:
-        return PRESENT
-    usual = whole[PRESENT]
+    if present not in whole:
+        return present
+    usual = whole[present]
     relative = {
         pair: fmean(ours / theirs for ours, theirs in zip(errors, usual, strict=True)) for pair, errors in whole.items()
     }
@@ -46,7 +48,7 @@ def choose_answer(rows: list[dict[str, Any]]) -> tuple[str, str]:
         for pair, errors in whole.items()
         if relative[pair] <= 1 - ENOUGH and all(a <= b + LOSS for a, b in zip(errors, usual, strict=True))
     ]
-    return min(allowed, key=lambda pair: relative[pair], default=PRESENT)
+    return min(allowed, key=lambda pair: relative[pair], default=present)
 
 
 def choose_pull(rows: list[dict[str, Any]]) -> float:

@@ -23,7 +23,7 @@ class Sentinel:
     """What a sentinel does."""
 
     name: str
-    alpha: float = 1.0
+    alpha: float | Shares = 1.0
     lr: float = 1e-3
     repel: float = 2.0
     view: str = "none"
@@ -35,6 +35,11 @@ class Sentinel:
     threshold: float = 0.4
     open_only: bool = False
     window: int = 0
+
+    @property
+    def rule(self) -> tuple[Shares, int]:
+        """Its statistics."""
+        return self.alpha if isinstance(self.alpha, tuple) else (self.alpha, self.alpha), self.window
 
 
 @dataclass(frozen=True)
@@ -199,9 +204,9 @@ class SentinelJob(Job):
     ) -> None:
         super().__init__(stream, rounds, classes, device)
         self.choice = choice
-        alpha = (choice.alpha, choice.alpha)
-        self.network = make_network(model, alpha, device, choice.window)
-        self.teacher = make_network(model, alpha, device, choice.window)
+        alpha, window = choice.rule
+        self.network = make_network(model, alpha, device, window)
+        self.teacher = make_network(model, alpha, device, window)
         self.parameters = trainable(self.network, "affine")
         self.teachers = trainable(self.teacher, "affine")
         self.source = [parameter.detach().clone() for parameter in self.parameters]
@@ -212,7 +217,7 @@ class SentinelJob(Job):
         self.limit = choice.threshold * math.log(classes)
         # An average that keeps all of itself is the frozen network, whose predictions are there.
         still = choice.momentum == 1 and (choice.teacher_view or choice.view) in ("none", "flip")
-        stored = stream.frozen.get((alpha, choice.window)) if still else None
+        stored = stream.frozen.get(choice.rule) if still else None
         self.frozen = None if stored is None else stored["none"]
 
     def step(self) -> None:

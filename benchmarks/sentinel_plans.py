@@ -16,6 +16,10 @@ _ALONE = replace(_PRESENT, sentinel="none")
 _DEFAULT = replace(_ALONE, name="default", weighted=True, views=True)
 _OWN_ALPHA = replace(_DEFAULT, name="alpha0.4", alpha=(0.4, 0.4), frozen_alpha=(0.3, 0.3))
 _GROWING = replace(_OWN_ALPHA, name="growing", alpha=(0.1, 0.5))
+_DETECTOR = replace(_STILL, name="default", pull=2e-3, open_only=True)
+_PAIRS = {
+    f"{first}-{last}": (first, last) for first, last in ((0.1, 0.5), (0.2, 0.4), (0.2, 0.5), (0.2, 0.6), (0.3, 0.5))
+}
 
 PLANS = {
     "dry": {
@@ -225,6 +229,10 @@ PLANS = {
             replace(_GROWING, name="steeper", alpha=(0.0, 0.6)),
             _DEFAULT,
         ],
+    },
+    "tenth": {  # the same shares in the learner, the frozen network and the sentinel
+        "sentinels": [_DETECTOR, *(replace(_DETECTOR, name=name, alpha=pair) for name, pair in _PAIRS.items())],
+        "learners": [_DEFAULT, *(replace(_DEFAULT, name=name, alpha=pair) for name, pair in _PAIRS.items())],
     },
     "long_pull": {
         "sentinels": [replace(_STILL, name="pull0"), replace(_STILL, name="pull2e-3", pull=2e-3)],

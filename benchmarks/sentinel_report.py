@@ -80,7 +80,7 @@ def report_sentinel(job: SentinelJob) -> dict[str, Any]:
     found: dict[str, Any] = {"errors": errors, "auroc_energy": auroc_by_round(job, job.results["energy"])}
     energy = job.results["energy"]
     # Of the source network with the sentinel's statistics.
-    stored = job.stream.frozen.get(((job.choice.alpha,) * 2, job.choice.window), {})
+    stored = job.stream.frozen.get(job.choice.rule, {})
     for name, view in (("frozen", "none"), ("mirrored", "flip")):
         if view in stored:
             mixed = energy - stored[view].logsumexp(dim=2).repeat(job.rounds, 1)

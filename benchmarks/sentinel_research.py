@@ -61,7 +61,7 @@ def main() -> None:
     }
     rules = {learner.frozen_rule for learner in plan["learners"]}
     rules |= {((1.0, 1.0), 0)} if plan["sentinels"] else set()  # for the error of BN Adapt
-    rules |= {((one.alpha, one.alpha), one.window) for one in plan["sentinels"] if one.momentum == 1}
+    rules |= {one.rule for one in plan["sentinels"] if one.momentum == 1}
     for place in places:
         run_frozen(streams[place], models[place[0]], sorted(rules), classes[place[0]], device, start)
     print(f"frozen after {time.time() - start:.1f} s", flush=True)
