@@ -1,12 +1,16 @@
 """The sentinel: a second adapting copy that learns what is unknown, and a learner that asks it."""
 
 import copy
+import importlib
 import math
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import driftproof as dp
 from cases import batches, same_but_bookkeeping, same_state, state_of
@@ -19,6 +23,11 @@ from driftproof.methods.by_name import build_method
 from driftproof.outputs import LogMean
 from driftproof.selection import Known
 from networks import CLASSES, build
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+sentinel_streams = importlib.import_module("sentinel_streams")
+sentinel_plans = importlib.import_module("sentinel_plans")
+sentinel_choose_share = importlib.import_module("sentinel_choose_share")
 
 
 @pytest.fixture
@@ -375,6 +384,147 @@ def test_small_batches_enter_running_statistics(size):
         normalized = (images - used.view(1, 3, 1, 1)) / (spread.view(1, 3, 1, 1) + layer.eps).sqrt()
         torch.testing.assert_close(adapter(images), model[2](normalized.flatten(1)), rtol=1e-4, atol=1e-5)
         variance = variance + between
+
+
+# --- shares that change with depth ------------------------------------------------------------------------------------
+
+
+def predict_by_hand(model, shares, images):
+    """The logits of a model whose batch norms mix in these shares of the batch, one after another."""
+    model = copy.deepcopy(model).eval()
+    layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+
+    def mix(alpha):
+        def normalize(layer, inputs, _):
+            (x,) = inputs
+            mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+            offset = mean - layer.running_mean
+            used = alpha * variance + (1 - alpha) * layer.running_var + alpha * (1 - alpha) * offset**2
+            values = (x - (layer.running_mean + alpha * offset).view(1, -1, 1, 1)) / (
+                used.view(1, -1, 1, 1) + layer.eps
+            ) ** 0.5
+            return values * layer.weight.view(1, -1, 1, 1) + layer.bias.view(1, -1, 1, 1)
+
+        return normalize
+
+    for layer, alpha in zip(layers, torch.linspace(*shares, len(layers), dtype=torch.double).tolist(), strict=True):
+        layer.register_forward_hook(mix(alpha))
+    with torch.no_grad():
+        return model(images)
+
+
+@pytest.mark.parametrize("detector_share", [None, 0.4, (0.6, 0.2)])
+def test_growing_shares_by_hand(model, detector_share):
+    """In the learner and the frozen network, and in the sentinel unless it has its own."""
+    share, images = (0.1, 0.5), double_stream(1, size=128)[0]
+    adapter = dp.sentinel(model, share=share, detector_share=detector_share, guard=(), shift=0)
+    views = [predict_by_hand(model, share, view).log_softmax(1) for view in (images, images.flip(-1))]
+    torch.testing.assert_close(adapter(images), sum(views) / 2, rtol=0, atol=1e-9)
+    own = {None: share, 0.4: (0.4, 0.4)}.get(detector_share, detector_share)
+    energy = -predict_by_hand(model, own, images.flip(-1)).logsumexp(1)
+    torch.testing.assert_close(adapter.last.novelty, energy, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5, 40])
+def test_growing_shares_are_those_of_the_search(layers):
+    rule = dp.statistics.WindowedBlend((0.1, 0.5))
+    dp.network.Network(nn.Sequential(*(nn.BatchNorm2d(3) for _ in range(layers))), rule)
+    assert [rule.alpha_for(index) for index in range(layers)] == sentinel_streams.PerLayer(0.1, 0.5, layers).shares
+
+
+def test_search_of_shares_gives_learner_and_sentinel_the_same():
+    plan = sentinel_plans.PLANS["tenth"]
+    learners = {learner.name: learner.frozen_rule for learner in plan["learners"]}
+    assert learners == {sentinel.name: sentinel.rule for sentinel in plan["sentinels"]}
+    assert learners["default"] == ((0.3, 0.3), 0)
+    assert all(learner.alpha == learner.frozen_rule[0] for learner in plan["learners"])
+
+
+def rows_of_search(name, errors, areas):
+    places = [(images, kind) for images in ("cifar10", "cifar100") for kind in ("closed", "open")]
+    for (images, kind), error in zip(places, errors, strict=True):
+        row = {"set": images, "stream": kind, "choice": {"name": name}}
+        yield {"kind": "learner", "errors": {"lyfk": [99.0, error], "fk": [1.0]}, **row}
+    for images, area in zip(("cifar10", "cifar100"), areas, strict=False):
+        row = {"set": images, "stream": "open", "choice": {"name": name}}
+        yield {"kind": "sentinel", "auroc_energy": [1.0, area], **row}
+
+
+@pytest.mark.parametrize(
+    ("errors", "areas", "expected"),
+    [
+        ((7.9, 9.0, 30.0, 32.0), (98.0, 97.0), "grown"),
+        ((7.9, 9.04, 30.04, 31.9), (97.8, 96.7), "grown"),
+        ((7.9, 9.06, 30.0, 32.0), (98.0, 97.0), "default"),  # worse on one stream
+        ((7.96, 9.0, 30.0, 32.0), (98.0, 97.0), "default"),  # too little better
+        ((6.0, 8.0, 29.0, 31.0), (97.8, 96.5), "default"),  # finds fewer unknown images
+        ((6.0, 8.0, 29.0, 31.0), (98.0,), "default"),  # not measured on both sets
+    ],
+)
+def test_shares_are_chosen_by_errors_and_auroc(errors, areas, expected):
+    grown = [*rows_of_search("grown", errors, areas)]
+    default = [*rows_of_search("default", (8.1, 9.0, 30.0, 32.0), (98.0, 97.0))]
+    assert sentinel_choose_share.choose_share([*default, *grown]) == expected
+    assert sentinel_choose_share.choose_share(grown) == "default"
+
+
+def test_equal_shares_are_bit_equal_to_the_number(model):
+    adapters = [
+        dp.sentinel(model, share=share, detector_share=own) for share, own in ((0.3, 0.2), ((0.3, 0.3), (0.2, 0.2)))
+    ]
+    for images in double_stream():
+        ours, theirs = (adapter(images) for adapter in adapters)
+        assert torch.equal(ours, theirs)
+        assert torch.equal(adapters[0].last.novelty, adapters[1].last.novelty)
+    states = [{name: value for name, value in state_of(one).items() if name != "meta"} for one in adapters]
+    assert same_state(*states)
+
+
+def test_growing_shares_are_reset_saved_and_loaded(model, tmp_path):
+    make, stream = (lambda: dp.sentinel(model, share=(0.1, 0.5))), double_stream(4)
+    adapter = make()
+    answers = [adapter(images) for images in stream]
+    adapter.reset()
+    assert all(torch.equal(adapter(images), answer) for images, answer in zip(stream[:2], answers[:2], strict=True))
+    adapter.save(tmp_path / "state.safetensors")
+    resumed = make()
+    resumed.load(tmp_path / "state.safetensors")
+    assert all(torch.equal(resumed(images), answer) for images, answer in zip(stream[2:], answers[2:], strict=True))
+
+
+class Operations(TorchDispatchMode):
+    """Logs every operation with its shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.log = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.log.append((str(function), [x.shape for x in args if isinstance(x, torch.Tensor)]))
+        return function(*args, **(kwargs or {}))
+
+
+def test_growing_shares_change_no_operation_of_a_static_step(model):
+    logs = []
+    for share in (0.3, (0.1, 0.5)):
+        adapter = dp.sentinel(model, share=share)
+        engine, stream = StaticEngine(adapter.method, adapter.state), double_stream(3)
+        for images in stream[:2]:
+            engine.run(images)
+        with Operations() as operations:
+            engine.run(stream[2])
+        logs.append(operations.log)
+    assert logs[0] == logs[1]
+    assert len(logs[0]) > 100
+
+
+@pytest.mark.parametrize("name", ["share", "detector_share"])
+@pytest.mark.parametrize(
+    "wrong", [-0.1, 1.1, math.nan, "0.3", True, (0.1, 1.5), (0.1,), (0.1, 0.2, 0.3), (), ("0.1", 0.5), {0.1, 0.5}]
+)
+def test_wrong_shares_are_refused(model, name, wrong):
+    with pytest.raises(dp.errors.ConfigurationError, match=f"^Expected `{name}` to be in 0..1, or a pair .*, but got "):
+        dp.sentinel(model, **{name: wrong})
 
 
 # --- suites -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import driftproof as dp
 from cases import adapter_for, batches, shifted, source_data
 from driftproof.network import Network
 from driftproof.norms import BatchNorm
-from driftproof.statistics import TTN, Batch, Blend, Source
+from driftproof.statistics import TTN, Batch, Blend, Source, WindowedBlend
 from networks import NORM_NETWORKS, ActivatedNorm, SegmentationNet, WideResNet, randomize
 
 
@@ -95,6 +95,48 @@ def test_blend_with_share_zero_or_one_is_source_or_batch(construct):
         exact = dp.Adapter(model, scope=dp.scopes.nothing(), statistics=rule)
         for images in batches(2):
             torch.testing.assert_close(blended(images), exact(images), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shares", [(0.1, 0.6), (0.5, 0.0)])
+def test_shares_that_change_with_depth(shares):
+    """Of every layer by hand: values, gradients, and an ordinary model with the same statistics."""
+    model = randomize(WideResNet())
+    slow = slow_copy(model, 0.0)
+    layers = [module for module in slow.modules() if isinstance(module, SlowBlendNorm)]
+    assert len(layers) > 3
+    for layer, alpha in zip(layers, torch.linspace(*shares, len(layers), dtype=torch.double), strict=True):
+        layer.alpha = float(alpha)
+    images, rule = batches(1)[0].double(), WindowedBlend(shares, window=1)
+    network = Network(copy.deepcopy(model).double(), rule)
+    network.reset_statistics()
+    ours, theirs = network(images), slow(images)
+    torch.testing.assert_close(ours, theirs)
+    ours_gradient = torch.autograd.grad(ours.softmax(1)[:, 0].sum(), list(network.parameters()))
+    theirs_gradient = torch.autograd.grad(theirs.softmax(1)[:, 0].sum(), list(slow.parameters()))
+    for one, other in zip(ours_gradient, theirs_gradient, strict=True):
+        torch.testing.assert_close(one, other)
+    adapter = dp.Adapter(model.double(), scope=dp.scopes.nothing(), statistics=rule)
+    torch.testing.assert_close(adapter(images), theirs.detach())
+    with torch.no_grad():
+        torch.testing.assert_close(adapter.unwrap(statistics=images)(images), theirs)
+
+
+def test_pair_of_equal_shares_is_bit_equal_to_the_number():
+    model = randomize(WideResNet())
+    adapters = [dp.tent(model, statistics=WindowedBlend(share)) for share in (0.3, (0.3, 0.3))]
+    for images in batches(4):
+        ours, theirs = (adapter(images) for adapter in adapters)
+        assert torch.equal(ours, theirs)
+
+
+def test_shares_follow_the_network_that_uses_them():
+    """Also where one rule has been that of a deeper network; a single layer has the first share."""
+    rule = WindowedBlend((0.2, 0.6))
+    for channels in ([3] * 5, [3] * 3, [3]):
+        Network(nn.Sequential(*map(nn.BatchNorm2d, channels)), rule)
+        shares = [rule.alpha_for(index) for index in range(len(channels))]
+        expected = torch.linspace(0.2, 0.6, len(channels), dtype=torch.double).tolist()
+        assert shares == pytest.approx(expected)
 
 
 def test_batch_statistics_equal_training_mode():
@@ -240,6 +282,8 @@ def test_blend_needs_source_statistics():
         lambda: TTN(momentum=2.0),
         lambda: Blend(0.5, start="zero"),
         lambda: Batch(of=dp.losses.Entropy()),
+        lambda: WindowedBlend(1.2),
+        lambda: WindowedBlend(0.3, window=0),
     ],
 )
 def test_invalid_hyper_parameters_are_refused(construct):

@@ -11,6 +11,7 @@ from driftproof.methods._build import MethodOptions, build_adapter, with_default
 from driftproof.outputs import LogMean
 from driftproof.selection import ConfidenceDifference, EntropyWeight, Selection
 from driftproof.statistics import WindowedBlend
+from driftproof.statistics.windowed_blend import check_shares
 from driftproof.validation import check_keywords
 
 __all__ = ["sentinel"]
@@ -18,10 +19,10 @@ __all__ = ["sentinel"]
 
 @check_keywords
 def sentinel(
-    model: nn.Module, *, lr: float = 1e-3, pull: float = 1e-2, share: float = 0.3,
+    model: nn.Module, *, lr: float = 1e-3, pull: float = 1e-2, share: float | tuple[float, float] = 0.3,
     members: str = "network+mirror+source+source_mirror", shift: int = 1, detector_lr: float = 1e-3,
-    detector_share: float | None = None, detector_momentum: float = 1.0, detector_pull: float = 2e-3,
-    repel: float = 2.0, select: Selection | None = None, **options: Unpack[MethodOptions],
+    detector_share: float | tuple[float, float] | None = None, detector_momentum: float = 1.0,
+    detector_pull: float = 2e-3, repel: float = 2.0, select: Selection | None = None, **options: Unpack[MethodOptions],
 ) -> Adapter:  # fmt: skip
     """TENT with selection and source statistics, beside a copy that learns to tell known samples from unknown ones.
 
@@ -37,11 +38,12 @@ def sentinel(
         model: The trained model.
         lr: Learning rate.
         pull: Share of the way back to the source after each step.
-        share: α, the share of the stream in the learner's statistics.
+        share: α, the share of the stream in the learner's and the frozen network's statistics. A pair is that of the
+            first and of the last batch norm, between which it changes linearly.
         members: Whose predictions are averaged, joined by a plus sign; see `outputs.LogMean`.
         shift: By how many pixels mirror images are moved, see there.
         detector_lr: The sentinel's learning rate.
-        detector_share: The share of the stream in the sentinel's statistics; None is the learner's.
+        detector_share: The share of the stream in the sentinel's statistics, a number or a pair; None is the learner's.
         detector_momentum: Of the sentinel's moving average; 1 is the frozen network, which saves a pass.
         detector_pull: Share of the way back to the source after each of the sentinel's steps.
         repel: The weight of the entropy that the sentinel raises.
@@ -54,7 +56,9 @@ def sentinel(
         >>> dp.sentinel(model)(torch.rand(8, 3, 4, 4)).shape
         torch.Size([8, 5])
     """
-    blend, own = WindowedBlend(share), None if detector_share is None else WindowedBlend(detector_share)
+    blend, own = WindowedBlend(check_shares("share", share)), None
+    if detector_share is not None:
+        own = WindowedBlend(check_shares("detector_share", detector_share))
     detector = Sentinel(lr=detector_lr, repel=repel, momentum=detector_momentum, pull=detector_pull, statistics=own)
     answer, select = LogMean(members.split("+"), shift), select or ConfidenceDifference() & EntropyWeight()
     options = with_defaults(options, statistics=blend, detector=detector, output=answer, accumulate="auto")
