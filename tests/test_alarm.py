@@ -246,3 +246,135 @@ def test_rate_holds_without_shift_and_unknown_images(rate):
         tracked = KnownQuantile(rate, 2000, calibration, trained_on=trained_on)
         tracked._latest = scores
         assert 1.0 <= int((scores > tracked.compute()).sum()) / int(rate * 2000 + 1e-9) <= most
+
+
+def run_alarm(alarm, stream):
+    """Events and threshold after each batch."""
+    return [(alarm(scores), alarm.threshold) for scores in stream]
+
+
+@st.composite
+def novelty_streams(draw):
+    """Batches of several sizes whose domain changes, with scores that are not finite and empty batches."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    sizes = draw(st.lists(st.sampled_from([0, 1, 7, 60]), min_size=2, max_size=12))
+    shifts = draw(st.lists(st.sampled_from([0.0, 3.0]), min_size=len(sizes), max_size=len(sizes)))
+    stream = [torch.randn(size, generator=generator) + shift for size, shift in zip(sizes, shifts, strict=True)]
+    stream[0] = torch.cat([stream[0], torch.tensor([torch.nan, torch.inf])])
+    return [*stream, torch.randn(2, 9, 9, generator=generator)]
+
+
+@given(novelty_streams(), st.data(), st.sampled_from([0.05, 0.3]), st.booleans(), st.booleans())
+def test_alarm_continues_exactly_from_its_state(stream, data, rate, is_calibrated, trained_on):
+    def build(seed):
+        calibration = draw(0, 1, 80, seed=seed) if is_calibrated else None
+        return dp.Alarm.from_false_alarm_rate(rate, calibration, trained_on=trained_on, window=100, score=(-9.0, 9.0))
+
+    whole, stopped, resumed = build(0), build(0), build(1)
+    done = data.draw(st.integers(0, len(stream)))
+    expected = run_alarm(whole, stream)
+    assert run_alarm(stopped, stream[:done]) == expected[:done]
+    saved = stopped.state_dict()
+    run_alarm(resumed, data.draw(st.sampled_from([[], stream])))
+    threshold = stopped.threshold
+    run_alarm(stopped, stream)  # the state is a copy
+    resumed.load_state_dict(saved)
+    assert resumed.threshold == threshold
+    assert run_alarm(resumed, stream[done:]) == expected[done:]
+    assert resumed.num_missing == whole.num_missing
+    assert same_states(resumed.state_dict(), whole.state_dict())
+
+
+def same_states(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rate": torch.tensor(0.2, dtype=torch.float64)},
+        {"window": torch.tensor(300)},
+        {"trained_on": torch.tensor(True)},
+        {"rate": torch.tensor([0.1], dtype=torch.float64)},
+        {"rate": torch.tensor(torch.nan, dtype=torch.float64)},
+        {"window": 200},
+        {"latest": torch.tensor([0.5, torch.nan], dtype=torch.float64)},
+        {"latest": torch.zeros(2, 2, dtype=torch.float64)},
+        {"latest": torch.zeros(201, dtype=torch.float64)},
+        {"latest": torch.zeros(20)},
+        {"calibration": torch.tensor([0.5, torch.inf], dtype=torch.float64)},
+        {"calibration": torch.tensor([0.5, 0.2], dtype=torch.float64)},
+        {"calibration": torch.zeros(0, dtype=torch.float64)},
+        {"latest": None},
+        {"window": None},
+        {"more": torch.zeros(1)},
+    ],
+    ids=str,
+)
+def test_state_that_does_not_fit_is_refused_and_changes_nothing(changes):
+    def build():
+        return dp.Alarm.from_false_alarm_rate(0.1, torch.rand(50), window=200, score="msp")
+
+    alarm, before = build(), build().state_dict()
+    saved = {name: value for name, value in (before | changes).items() if value is not None}
+    before, threshold = alarm.state_dict(), alarm.threshold
+    with pytest.raises(dp.errors.StateError, match="Expected"):
+        alarm.load_state_dict(saved)
+    assert same_states(alarm.state_dict(), before)
+    assert alarm.threshold == threshold
+
+
+def test_states_of_fixed_and_tracking_alarms_do_not_fit_each_other():
+    fixed, tracking = dp.Alarm(0.5), dp.Alarm.from_false_alarm_rate(0.1)
+    fixed.load_state_dict(fixed.state_dict())
+    for alarm, other in ((fixed, tracking), (tracking, fixed)):
+        with pytest.raises(dp.errors.StateError, match="threshold"):
+            alarm.load_state_dict(other.state_dict())
+    assert (fixed.threshold, tracking.threshold) == (0.5, math.inf)
+
+
+def test_alarm_on_the_stream_says_how_many_scores_are_missing():
+    alarm = dp.Alarm.from_false_alarm_rate(0.1, window=100)
+    assert alarm.num_missing == 100
+    alarm(torch.rand(40))
+    assert alarm.num_missing == 60
+    alarm(torch.rand(60))
+    alarm(torch.rand(60) + 5)
+    assert alarm.num_missing == 0, "it stays calibrated when the window starts anew"
+    assert dp.Alarm(0.5).num_missing == dp.Alarm.from_false_alarm_rate(0.1, torch.rand(9)).num_missing == 0
+
+
+def test_alarm_is_saved_with_the_adapter(tmp_path):
+    def build_both(rate=0.2):
+        adapter = dp.tent(build("wide_resnet"), lr=1e-2)
+        return adapter, dp.Alarm.from_false_alarm_rate(rate, window=50)
+
+    (adapter, alarm), stream = build_both(), batches(6, size=16)
+
+    def run(adapter, alarm, images):
+        adapter(images)
+        return alarm(adapter.last.novelty)
+
+    for images in stream[:3]:
+        run(adapter, alarm, images)
+    adapter.save(tmp_path / "both", alarm=alarm)
+    adapter.save(tmp_path / "alone")
+    adapter.save(tmp_path / "fixed", alarm=dp.Alarm(0.5))
+    assert (tmp_path / "fixed").read_bytes() == (tmp_path / "alone").read_bytes()
+    resumed, other = build_both()
+    assert resumed.load(tmp_path / "both", alarm=other) is resumed
+    for images in stream[3:]:
+        assert run(resumed, other, images) == run(adapter, alarm, images)
+    resumed, other = build_both()
+    resumed.load(tmp_path / "both")
+    resumed.load(tmp_path / "alone", alarm=other)
+    assert other.num_missing == 50, "a state without alarm leaves the alarm as it is"
+    resumed, other = build_both(rate=0.3)
+    start = resumed.state_dict()
+    with pytest.raises(dp.errors.StateError, match=r"rate 0\.3.*but got .*0\.2"):
+        resumed.load(tmp_path / "both", alarm=other)
+    assert same_states(resumed.state_dict(), start)
+    elsewhere, same = dp.bn_adapt(build("wide_resnet")), build_both()[1]
+    with pytest.raises(dp.errors.StateError, match="another method"):
+        elsewhere.load(tmp_path / "both", alarm=same)
+    assert same.num_missing == 50, "a refused adapter leaves the alarm as it is"

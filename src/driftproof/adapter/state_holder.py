@@ -17,6 +17,7 @@ from driftproof.adapter.method import EngineName, Method
 from driftproof.adapter.state import State
 from driftproof.adapter.unwrap import RecentBatch
 from driftproof.adapter.watch import Watch
+from driftproof.alarm import Alarm
 from driftproof.distributed import Distributed
 from driftproof.errors import CallOrderError, StateError
 from driftproof.locking import ForkSafeLock, synchronized
@@ -27,6 +28,9 @@ from driftproof.state_file import read_state, write_state
 from driftproof.statistics import Statistics
 
 __all__ = ["StateHolder"]
+
+_ALARM = "alarm."
+"""How the names of what an alarm remembers begin in a state file."""
 
 
 class StateHolder(nn.Module):
@@ -48,6 +52,7 @@ class StateHolder(nn.Module):
         """Drop what is no part of the state; the next batch is the first, perhaps of a loaded state."""
         self._recent.clear()
         self._last: Record | None = None
+        self._stream = object()
         self._ranks_checked = False
         self._is_first_after_load = is_loaded
 
@@ -129,18 +134,41 @@ class StateHolder(nn.Module):
         self._watch.forget_snapshots()
         self._forget_stream(is_loaded=True)
 
-    def save(self, path: str | Path) -> None:
-        """Write the state to a safetensors file with a checksum, atomically; all ranks call it, rank zero writes."""
-        self.distributed.rank_zero(lambda: write_state(self.state_dict(), Path(path)), self.device)
+    def save(self, path: str | Path, *, alarm: Alarm | None = None) -> None:
+        """Write the state to a safetensors file with a checksum, atomically; all ranks call it, rank zero writes.
 
-    def load(self, path: str | Path) -> Self:
+        Args:
+            path: The file.
+            alarm: An alarm whose memory of the stream is written with it.
+        """
+        remembered = {} if alarm is None else {f"{_ALARM}{name}": tensor for name, tensor in alarm.state_dict().items()}
+        self.distributed.rank_zero(lambda: write_state(self.state_dict() | remembered, Path(path)), self.device)
+
+    def load(self, path: str | Path, *, alarm: Alarm | None = None) -> Self:
         """Continue from a file that `save` wrote; returns the adapter.
 
-        The file is checked whole first: one that is damaged or belongs to another method or model raises `StateError`,
-        and the adapter stays as it is.
+        The file is checked whole first: one that is damaged or belongs to another method, model or alarm raises
+        `StateError`, and adapter and alarm stay as they are.
+
+        Args:
+            path: The file.
+            alarm: An alarm that continues as well, if the file holds what one remembers.
         """
         model_bytes = sum(parameter.nbytes for parameter in self.source.model.parameters())
-        self.load_state_dict(read_state(Path(path), self.device, model_bytes=model_bytes))
+        # Scores are in double precision, which not every device has.
+        saved = read_state(Path(path), torch.device("cpu"), model_bytes=model_bytes)
+        remembered = {name.removeprefix(_ALARM): saved.pop(name) for name in list(saved) if name.startswith(_ALARM)}
+        own = {name: tensor.to(self.device) for name, tensor in saved.items()}
+        if alarm is None or not remembered:
+            self.load_state_dict(own)
+            return self
+        before = alarm.state_dict()
+        alarm.load_state_dict(remembered)
+        try:
+            self.load_state_dict(own)
+        except BaseException:
+            alarm.load_state_dict(before)
+            raise
         return self
 
     def __repr__(self) -> str:
@@ -168,7 +196,10 @@ class StateHolder(nn.Module):
     @synchronized
     def __getstate__(self) -> dict[str, Any]:
         # A copy, since it is read after the lock is released. It makes its own engine: graphs and compiled code refer
-        # to this adapter's tensors. Images are no state.
+        # to this adapter's tensors. Images are no state; a record that needs them is read before anything is copied,
+        # since the score may remember it.
+        if self._last is not None:
+            self._last.novelty  # noqa: B018
         self.network.detach_all()
         left_out = ("_engine", "_lock", "_recent")
         return copy.deepcopy({name: value for name, value in vars(self).items() if name not in left_out})

@@ -1,6 +1,7 @@
 """Detect novel samples and image regions by thresholding novelty scores."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from driftproof.alarm.known_quantile import KnownQuantile
 from driftproof.alarm.regions import Connectivity, label_regions
-from driftproof.errors import ConfigurationError, InputError
+from driftproof.errors import ConfigurationError, InputError, StateError
 from driftproof.scores import make_novelty
 
 __all__ = ["Alarm", "Event"]
@@ -130,10 +131,50 @@ class Alarm:
         if calibration is not None:
             _check_calibration(calibration, low, high)
         tracked = KnownQuantile(rate, window, calibration, trained_on=trained_on)
-        threshold = high if calibration is None else tracked.compute()
-        alarm = cls(threshold, score=score, min_area=min_area, connectivity=connectivity)
+        alarm = cls(_find_threshold(tracked, score), score=score, min_area=min_area, connectivity=connectivity)
         alarm._tracked = tracked if track else None
         return alarm
+
+    @property
+    def rate(self) -> float | None:
+        """The share of known images to flag; None if the threshold is fixed."""
+        return None if self._tracked is None else self._tracked.rate
+
+    @property
+    def num_missing(self) -> int:
+        """How many scores of the stream are missing until known images can be told from unknown ones.
+
+        Until then a share `rate` of all images is flagged. It is 0 after the first `window` scores, with a calibration,
+        and if the threshold is fixed.
+        """
+        return 0 if self._tracked is None else self._tracked.num_missing
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what the alarm remembers of the stream, as copies; nothing if the threshold is fixed.
+
+        `adapter.save(path, alarm=alarm)` writes it with the adapter's state.
+
+        Examples:
+            >>> alarm, same = (Alarm.from_false_alarm_rate(0.1, torch.rand(100)) for _ in range(2))
+            >>> same.load_state_dict(alarm.state_dict())
+            >>> alarm(scores := torch.rand(100)) == same(scores)
+            True
+        """
+        return {} if self._tracked is None else self._tracked.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue exactly from the `state_dict` of an alarm with the same rate and window.
+
+        Any other state raises `StateError`, and the alarm stays as it is.
+        """
+        if self._tracked is not None:
+            self._tracked.load_state_dict(state)
+            self.threshold = _find_threshold(self._tracked, self.score)
+        elif state:
+            raise StateError(
+                "Expected the state of an alarm with a fixed threshold, which is empty, but got one with a rate. "
+                "Use `Alarm.from_false_alarm_rate`."
+            )
 
     def __call__(self, novelty: Tensor) -> list[Event]:
         """Return the events in the novelty of a batch, such as `adapter.last.novelty`.
@@ -145,7 +186,7 @@ class Alarm:
             raise InputError(f"Expected novelty of shape (N,) or (N, H, W), but got {tuple(novelty.shape)}.")
         if self._tracked is not None:
             self._tracked.update(novelty)
-            self.threshold = self._tracked.compute()
+            self.threshold = _find_threshold(self._tracked, self.score)
         if novelty.ndim == 1:
             flagged = (novelty > self.threshold).nonzero().flatten()
             return [
@@ -179,6 +220,11 @@ class Alarm:
             for value, area, (sample, top, left), (_, bottom, right) in zip(*columns, strict=True)
             if area >= self.min_area
         ]
+
+
+def _find_threshold(tracked: KnownQuantile, score: str | tuple[float, float] | None) -> float:
+    threshold = tracked.compute()
+    return _find_bounds(score)[1] if math.isinf(threshold) else threshold  # there are no scores so far
 
 
 def _find_bounds(score: str | tuple[float, float] | None) -> tuple[float, float]:

@@ -1,9 +1,12 @@
 """Follow the upper quantile of the scores of known images in a stream with unknown ones."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+
+from driftproof.errors import StateError
 
 __all__ = ["KnownQuantile"]
 
@@ -23,6 +26,8 @@ _USUAL, _FEW, _MANY = 0.05, 1.5, 2.0
 
 Some shifts alone make it 1.5 times as many.
 """
+
+_EARLIER = "Load an earlier state."
 
 _BEYOND = 2.33
 """Median normal score from which on the calibration says nothing: most scores exceed 99 % of its."""
@@ -49,6 +54,7 @@ class KnownQuantile:
     ) -> None:
         self.rate = rate
         self.window = window
+        self.trained_on = trained_on
         self._line = _TRAINED_ON if trained_on else _NEW
         self._calibration = None if calibration is None else _finite_scores(calibration).sort().values
         self._latest = torch.empty(0, dtype=torch.float64)
@@ -67,6 +73,39 @@ class KnownQuantile:
         self._latest = torch.cat([self._latest, scores])[-self.window :]
         if self._calibration is None and len(self._latest) == self.window:
             self._calibration = self._latest.sort().values
+
+    @property
+    def num_missing(self) -> int:
+        """How many scores are missing until the stream's beginning is the calibration; 0 if there is one."""
+        return self.window - len(self._latest) if self._calibration is None else 0
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what `load_state_dict` needs to continue exactly, as copies, and the options it compares."""
+        state = {
+            "rate": torch.tensor(self.rate, dtype=torch.float64),
+            "window": torch.tensor(self.window),
+            "trained_on": torch.tensor(self.trained_on),
+            "latest": self._latest.clone(),
+        }
+        return state if self._calibration is None else state | {"calibration": self._calibration.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a `state_dict` of the same options; any other raises `StateError` and changes nothing."""
+        own = self.state_dict()
+        if set(state) | {"calibration"} != set(own) | {"calibration"}:
+            raise StateError(
+                f"Expected the state of an alarm whose threshold follows the stream, with {', '.join(own)}, "
+                f"but got {', '.join(state) or 'an empty one'}. Save it with such an alarm."
+            )
+        for name in ("rate", "window", "trained_on"):
+            _check_option(name, state[name], own[name])
+        latest = _check_scores("latest", state["latest"])
+        calibration = _check_scores("calibration", state["calibration"]) if "calibration" in state else None
+        if len(latest) > self.window:
+            raise StateError(f"Expected at most {self.window} latest scores, but got {len(latest)}. {_EARLIER}")
+        if calibration is not None and (len(calibration) == 0 or bool((calibration.diff() < 0).any())):
+            raise StateError(f"Expected the sorted scores of a calibration, but got others. {_EARLIER}")
+        self._latest, self._calibration = latest, calibration
 
     def compute(self) -> float:
         """Return the smallest score of the window that at most a share `rate` of its known images exceeds."""
@@ -94,6 +133,22 @@ class KnownQuantile:
         base, slope, rise, narrows = self._line
         bound: Tensor = base + slope * z + (rise - narrows * z) * shift
         return bound
+
+
+def _check_option(name: str, given: object, own: Tensor) -> None:
+    is_same = isinstance(given, Tensor) and (given.dtype, given.shape) == (own.dtype, own.shape) and given.cpu() == own
+    if not is_same:
+        found = given.tolist() if isinstance(given, Tensor) else given
+        raise StateError(
+            f"Expected the state of an alarm with {name} {own.item()}, but got {found}. Use the same options."
+        )
+
+
+def _check_scores(name: str, given: object) -> Tensor:
+    is_whole = isinstance(given, Tensor) and given.dtype == torch.float64 and given.ndim == 1
+    if not isinstance(given, Tensor) or not is_whole or not bool(given.isfinite().all()):
+        raise StateError(f"Expected `{name}` to hold finite scores in double precision, but it does not. {_EARLIER}")
+    return given.detach().to("cpu", copy=True)
 
 
 def _finite_scores(scores: Tensor) -> Tensor:
