@@ -404,3 +404,76 @@ def test_resumed_run_rolls_back_as_an_uninterrupted_one(images, monkeypatch):
         assert run_command("adapt", images, *options("out.csv", **words)) == 130
     assert run_command("adapt", images, *options("out.csv", "--resume", **words)) == 0
     assert Path("out.csv.state").read_bytes() == Path("whole.csv.state").read_bytes()
+
+
+ALARM = ("--alarm-rate", 0.3)
+
+
+def interrupt_after(monkeypatch, batches, *words):
+    """Run a command that ends once so many batches have rows."""
+    append, calls = RowFile.append, []
+
+    def interrupt(self, rows):
+        calls.append(rows)
+        if len(calls) > batches:
+            raise KeyboardInterrupt
+        append(self, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowFile, "append", interrupt)
+        assert run_command(*words) == 130
+
+
+def alarms(path):
+    with Path(path).open() as file:
+        return [row["alarm"] for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("batches", [2, 10])
+def test_resumed_run_raises_the_alarms_of_an_uninterrupted_one(images, monkeypatch, capsys, batches):
+    assert run_command("adapt", images, *options("whole.csv", *ALARM)) == 0
+    assert "needs 1,970 more images" in capsys.readouterr().err
+    interrupt_after(monkeypatch, batches, "adapt", images, *options("out.csv", *ALARM))
+    assert run_command("adapt", images, *options("out.csv", *ALARM, "--resume")) == 0
+    assert alarms("out.csv") == alarms("whole.csv")
+    assert alarms("whole.csv")[-20:].count("true") > 0
+    assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
+    assert Path("out.csv.state").read_bytes() == Path("whole.csv.state").read_bytes()
+
+
+def test_alarm_of_a_resumed_run_cannot_be_changed(images, monkeypatch, capsys):
+    interrupt_after(monkeypatch, 6, "adapt", images, *options("out.csv", *ALARM))
+    for other, message in (
+        (("--alarm-rate", 0.2), "`--alarm-rate` was 0.3 and is 0.2"),
+        (("--alarm", 0.5), "`--alarm` was None and is 0.5"),
+        ((), "`--alarm-rate` was 0.3 and is None"),
+    ):
+        assert run_command("adapt", images, *options("out.csv", *other, "--resume")) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_run_that_began_before_an_option_existed_is_resumed(whole, same_images, monkeypatch):
+    from driftproof.cli.run_files import read_json, write_json
+
+    interrupt_after(monkeypatch, 6, "adapt", same_images, *options("out.csv"))
+    plan = read_json(Path("out.csv.run/plan.json"))
+    del plan["settings"]["--alarm-rate"]
+    write_json(Path("out.csv.run/plan.json"), plan)
+    assert run_command("adapt", same_images, *options("out.csv", "--resume")) == 0
+    assert rows_and_state() == whole
+
+
+def test_next_run_goes_on_with_the_alarm_of_the_state(images, capsys):
+    words = options("out.csv", "--force")
+    assert run_command("adapt", images, *words, *ALARM) == 0
+    capsys.readouterr()
+    assert run_command("adapt", images, *words, *ALARM) == 0
+    assert "needs 1,940 more images" in capsys.readouterr().err
+    assert run_command("adapt", images, *words, "--alarm-rate", 0.2) == 0
+    output = capsys.readouterr().err
+    assert "the alarm begins anew" in output
+    assert "needs 1,970 more images" in output
+    assert run_command("adapt", images, *words) == 0
+    assert "alarm" not in capsys.readouterr().err.replace("0 alarms", "")
+    assert run_command("adapt", images, *words, "--alarm", 0.5) == 0
+    assert "begins anew" not in capsys.readouterr().err

@@ -559,6 +559,10 @@ def test_adapt_names_quarantined_images(project, tmp_path, capsys):
         ({"--guard": "gaurd"}, "known guard, but got 'gaurd'"),
         ({"--top-k": "5"}, "`--top-k` of at most 4, the model's classes, but got 5"),
         ({"--device": "cuda:99"}, "to be available on this machine"),
+        ({"--alarm": "0.5", "--alarm-rate": "0.05"}, "`--alarm` or `--alarm-rate`, but got both"),
+        ({"--alarm-rate": "0"}, "`--alarm-rate` to be above 0 and below 1, but got 0"),
+        ({"--alarm-rate": "5"}, "`--alarm-rate` to be above 0 and below 1, but got 5"),
+        ({"--alarm-rate": "nan"}, "`--alarm-rate` to be above 0 and below 1, but got nan"),
     ],
 )
 def test_adapt_explains_bad_options(changes, reason, project, tmp_path, capsys):

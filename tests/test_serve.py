@@ -305,6 +305,51 @@ def test_guards_go_on_where_they_were_unless_they_are_others(tmp_path):
     load_snapshot(other, tmp_path / "state")
 
 
+def make_alarm(rate=0.3):
+    return dp.Alarm.from_false_alarm_rate(rate, window=12)
+
+
+def ask(client, seeds):
+    """Send batches of four images; returns which raised the alarm."""
+    answers = [client.send_images([random_image(4 * seed + index) for index in range(4)])[1] for seed in seeds]
+    return [row["alarm"] for answer in answers for row in answer["predictions"]]
+
+
+@pytest.mark.parametrize("done", [2, 5])
+def test_resumed_server_raises_the_alarms_of_an_uninterrupted_one(tmp_path, done):
+    with served(small_adapter(), alarm=make_alarm()) as client:
+        expected = ask(client, range(8))
+    with served(small_adapter(), alarm=make_alarm(), state=tmp_path / "state") as client:
+        assert ask(client, range(done)) == expected[: 4 * done]
+    with served(small_adapter(), alarm=make_alarm(), state=tmp_path / "state", resume=True, token=TOKEN) as client:
+        moved = client.request("GET", "/state", headers=AUTHORIZED)[2]
+        assert ask(client, range(done, 8)) == expected[4 * done :]
+        assert client.json("PUT", "/state", moved, AUTHORIZED) == (200, {"status": "loaded"})
+        assert ask(client, range(done, 8)) == expected[4 * done :]
+    assert {True, False} == set(expected[4 * done :])
+
+
+def test_server_with_another_alarm_resumes_and_says_that_its_alarm_begins_anew(tmp_path, caplog):
+    with served(small_adapter(), alarm=make_alarm(), state=tmp_path / "state") as client:
+        ask(client, range(5))
+    follower = small_adapter()
+    with served(follower, alarm=make_alarm(), follow=tmp_path / "state") as client:
+        wait_for(client, loaded=1)
+        assert len(ask(client, range(2))) == 8
+    others = (make_alarm(0.4), dp.Alarm(0.5), None)
+    for alarm in others:
+        caplog.clear()
+        adapter = small_adapter()
+        load_snapshot(adapter, tmp_path / "state", alarm)
+        assert all(torch.equal(value, follower.state_dict()[name]) for name, value in adapter.state_dict().items())
+        assert ("the alarm begins anew" in caplog.text) == (alarm is others[0])
+    assert others[0].num_missing == 12
+    save_snapshot(small_adapter(), tmp_path / "state")
+    alarm = make_alarm()
+    load_snapshot(small_adapter(), tmp_path / "state", alarm)
+    assert alarm.num_missing == 12
+
+
 def test_full_disk_does_not_end_the_service(tmp_path, monkeypatch, caplog):
     def fail(*_):
         raise OSError(28, "No space left on device")

@@ -90,6 +90,8 @@ def test_signal_ends_the_server_with_its_state_saved(folder, capsys, number, cod
         (("--resume",), "`--resume` with `--state`"),
         (("--token-file", "short"), "a token of at least 16"),
         (("--max-pending", 1), "`max_pending` to be at least"),
+        (("--alarm", 0.5, "--alarm-rate", 0.05), "`--alarm` or `--alarm-rate`, but got both"),
+        (("--alarm-rate", 1), "`--alarm-rate` to be above 0 and below 1, but got 1"),
     ],
 )
 def test_options_that_do_not_fit_are_named(folder, capsys, more, message):

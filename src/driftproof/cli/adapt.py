@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from driftproof.cli.adapt_run import AdaptRun
+from driftproof.cli.alarm_options import AlarmRate, AlarmThreshold, make_alarm
 from driftproof.cli.class_names import parse_classes
 from driftproof.cli.device import Device, move_model, resolve_device
 from driftproof.cli.exit_codes import ExitCode
@@ -85,7 +86,8 @@ def adapt_command(
     ] = None,
     labels: LabelSource = None,
     top_k: Annotated[int, typer.Option(min=1, help="List so many of the most likely classes.")] = 1,
-    alarm: Annotated[float | None, typer.Option(help="Novelty threshold of the alarm.")] = None,
+    alarm: AlarmThreshold = None,
+    alarm_rate: AlarmRate = None,
     report: Annotated[
         Path | None, typer.Option(help="Output page with the images that were refused or raised alarms: .html.")
     ] = None,
@@ -116,7 +118,7 @@ def adapt_command(
     have a row that says why; the exit code is 1 then.
     """
     folder, options, target = RunFolder(out), parse_method_options(option), resolve_device(device)
-    is_parquet = check_format(out) == ".parquet"
+    is_parquet, novelty_alarm = check_format(out) == ".parquet", make_alarm(alarm, alarm_rate)
     _check_state_file(state, out)
     check_outputs_unused(out, folder, resume=resume, force=force)
     preprocessing = resolve_preprocessing(preset, mean=mean, std=std, size=size, crop=crop)
@@ -133,19 +135,19 @@ def adapt_command(
         is_resumed = resume and folder.snapshots.exist
         plan = folder.read_plan(settings) if is_resumed else _make_plan(settings, images, arrivals, order, seed)
         known = None if labels is None else read_labels(labels, plan.paths, names, images)
-        maker = RowMaker(names, top_k, known, None if alarm is None else _make_alarm(alarm))
+        maker = RowMaker(names, top_k, known, novelty_alarm)
         columns = make_columns(names=bool(names), top_k=top_k, labels=known is not None)
         network = move_model(load_model(model, weights, classes, preprocessing), target)
         adapter = build_guarded(method, network, options, guard)
         checkpoint = None
         if is_resumed:
-            checkpoint, is_older = folder.snapshots.load(adapter)
+            checkpoint, is_older = folder.snapshots.load(adapter, novelty_alarm)
             if is_older:
                 typer.echo(
                     f"warning: the newest state is damaged: going on after {checkpoint.batches} batches", err=True
                 )
         else:
-            load_or_prepare(adapter, source, preprocessing.size, progress, state)
+            load_or_prepare(adapter, source, preprocessing.size, progress, state, novelty_alarm)
         rows = RowFile(folder.rows if is_parquet else out, columns, checkpoint.length if checkpoint else 0)
         with open_monitor(monitoring, progress) as monitor, catch_stop_signals() as stop:
             run = AdaptRun(adapter, plan, folder, rows, maker, monitor, checkpoint, keep)
@@ -163,14 +165,14 @@ def adapt_command(
                 sort_rows(rows, out, folder.path)
             # Saved after the rows: a run that fails before starts again from the old state.
             if state is not None:
-                adapter.save(state)
+                adapter.save(state, alarm=novelty_alarm)
             if report is not None:
                 by_path = {plan.paths[int(row[0] or 0)]: row for row in read_rows(rows.path, columns)}
                 typer.echo(write_picture_page(report, columns, by_path, run.summary, method), err=True)
             run.mark_complete()
             folder.clear()
             monitor.notify("run", "the run is complete", images=run.num_images)
-    _print_summary(out, run.summary)
+    _print_summary(out, run.summary, novelty_alarm)
     if run.summary.unpredicted:
         raise typer.Exit(ExitCode.NEGATIVE)
 
@@ -206,12 +208,6 @@ def _open_batches(
     )
 
 
-def _make_alarm(threshold: float) -> "Alarm":
-    from driftproof.alarm import Alarm
-
-    return Alarm(threshold)
-
-
 def _check_state_file(state: Path | None, out: Path) -> None:
     if state is not None:
         if state.resolve() == out.resolve():
@@ -227,7 +223,7 @@ def _print_stopped(out: Path, run: AdaptRun) -> None:
     )
 
 
-def _print_summary(out: Path, summary: RunSummary) -> None:
+def _print_summary(out: Path, summary: RunSummary, alarm: "Alarm | None") -> None:
     parts = [
         count_of(summary.images, "prediction"),
         f"{summary.selected} learned from",
@@ -238,3 +234,9 @@ def _print_summary(out: Path, summary: RunSummary) -> None:
     typer.echo(f"{out}: {', '.join(parts)}", err=True)
     for line in summary.lines():
         typer.echo(line, err=True)
+    if alarm is not None and alarm.rate is not None and alarm.num_missing:
+        typer.echo(
+            f"warning: the alarm needs {alarm.num_missing:,} more images to tell known ones from unknown ones: so far "
+            f"it flagged about {100 * alarm.rate:g}% of all.",
+            err=True,
+        )

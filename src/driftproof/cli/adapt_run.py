@@ -129,7 +129,7 @@ class AdaptRun:
         if self.summary.health is not None and self.summary.health.state == "healthy":
             self._healthy = self.num_batches
         try:
-            self.folder.save(self.adapter, self._checkpoint(stage), self.rows.path, self.keep)
+            self.folder.save(self.adapter, self._checkpoint(stage), self.rows.path, self.keep, self.maker.alarm)
         except OSError as error:
             error.filename = error.filename or str(self.folder.path)  # a full disk names no file
             raise

@@ -14,6 +14,7 @@ from driftproof.errors import ConfigurationError, StateError
 
 if TYPE_CHECKING:
     from driftproof.adapter import Adapter
+    from driftproof.alarm import Alarm
 
 __all__ = ["Plan", "RunFolder", "check_outputs_unused", "describe_options"]
 
@@ -107,18 +108,20 @@ class RunFolder:
         except (KeyError, TypeError, ValueError) as error:
             raise make_damage_error(self._plan) from error
         for name, value in settings.items():
-            if (old := plan.settings.get(name)) != value:
+            if (old := plan.settings.get(name, "None")) != value:  # an option that came later had its default
                 raise ConfigurationError(
                     f"Expected the options of the run to resume, but `{name}` was {old} and is {value}. "
                     "Pass the same options, or `--force` to start anew."
                 )
         return plan
 
-    def save(self, adapter: "Adapter", checkpoint: Checkpoint, rows: Path, keep: int = 1) -> None:
-        """Keep the state of the adapter and how far the run has come, in `keep` snapshots."""
+    def save(
+        self, adapter: "Adapter", checkpoint: Checkpoint, rows: Path, keep: int = 1, alarm: "Alarm | None" = None
+    ) -> None:
+        """Keep the state of the adapter and its alarm and how far the run has come, in `keep` snapshots."""
         with suppress(FileNotFoundError), rows.open("rb") as file:  # rows first: the checkpoint counts on them
             os.fsync(file.fileno())
-        oldest = self.snapshots.save(adapter, checkpoint, keep)
+        oldest = self.snapshots.save(adapter, checkpoint, keep, alarm)
         if self.journal.path.is_file():
             self.journal.prune(oldest)
 

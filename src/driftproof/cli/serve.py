@@ -4,10 +4,11 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from driftproof.cli.alarm_options import AlarmRate, AlarmThreshold, make_alarm
 from driftproof.cli.class_names import parse_classes
 from driftproof.cli.device import Device, move_model, resolve_device
 from driftproof.cli.exit_codes import ExitCode
@@ -31,9 +32,6 @@ from driftproof.errors import ConfigurationError
 from driftproof.files import check_writable
 from driftproof.optional import require
 
-if TYPE_CHECKING:
-    from driftproof.alarm import Alarm
-
 __all__ = ["serve_command"]
 
 _UNRESIZED_PIXELS = 2**18
@@ -55,7 +53,8 @@ def serve_command(
     source: Annotated[
         Path | None, typer.Option(help="Training images of the model, one folder per class; some methods need them.")
     ] = None,
-    alarm: Annotated[float | None, typer.Option(help="Novelty threshold of the alarm.")] = None,
+    alarm: AlarmThreshold = None,
+    alarm_rate: AlarmRate = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Number of images per step, at most.")] = 64,
     max_wait: Annotated[
         float, typer.Option(min=0.001, max=10, help="Seconds that an image waits for others of its batch.")
@@ -111,6 +110,7 @@ def serve_command(
     from driftproof.serve.security import read_token
     from driftproof.serve.server import open_socket, run_server
 
+    novelty_alarm = make_alarm(alarm, alarm_rate)
     _check_state(state, follow, resume=resume, force=force)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     logging.getLogger("driftproof.serve.access").setLevel(logging.INFO if access_log else logging.WARNING)
@@ -138,7 +138,7 @@ def serve_command(
         settings = Settings(
             size=preprocessing.size,
             class_names=names,
-            alarm=None if alarm is None else _make_alarm(alarm),
+            alarm=novelty_alarm,
             limits=limits,
             batch_size=batch_size,
             max_wait=max_wait,
@@ -192,9 +192,3 @@ def _locked(state: Path | None) -> Iterator[None]:
         raise ConfigurationError(
             f"Expected no other server to use {state}, but one does. Stop it, or follow it with `--follow {state}`."
         ) from error
-
-
-def _make_alarm(threshold: float) -> "Alarm":
-    from driftproof.alarm import Alarm
-
-    return Alarm(threshold)

@@ -12,6 +12,7 @@ from driftproof.errors import StateError
 
 if TYPE_CHECKING:
     from driftproof.adapter import Adapter
+    from driftproof.alarm import Alarm
 
 __all__ = ["Checkpoint", "Snapshots", "Stage"]
 
@@ -63,16 +64,17 @@ class Snapshots:
         """Return the newest checkpoint."""
         return _read_checkpoint(self._newest)
 
-    def save(self, adapter: "Adapter", checkpoint: Checkpoint, keep: int) -> int:
+    def save(self, adapter: "Adapter", checkpoint: Checkpoint, keep: int, alarm: "Alarm | None" = None) -> int:
         """Keep the state that belongs to a checkpoint, and at most `keep`; returns how many images the oldest one has.
 
         Args:
             adapter: The adapter.
             checkpoint: How far the run has come.
             keep: How many states to keep, besides the last healthy one.
+            alarm: The alarm, whose memory of the stream is part of the state.
         """
         state = self._path(checkpoint.batches)
-        adapter.save(state)
+        adapter.save(state, alarm=alarm)
         write_guards(adapter, state.with_suffix(".guards"))
         write_json(state.with_suffix(".json"), asdict(checkpoint))
         self.mark(checkpoint)
@@ -89,13 +91,13 @@ class Snapshots:
         """Keep how far the run has come; the state is as before."""
         write_json(self._newest, asdict(checkpoint))
 
-    def load(self, adapter: "Adapter") -> tuple[Checkpoint, bool]:
+    def load(self, adapter: "Adapter", alarm: "Alarm | None" = None) -> tuple[Checkpoint, bool]:
         """Load the newest whole state; returns its checkpoint, and whether something newer is damaged."""
         errors: list[StateError | FileNotFoundError] = []
         for checkpoint in self._candidates(errors):
             state = self._path(checkpoint.batches)
             try:
-                adapter.load(state)
+                adapter.load(state, alarm=alarm)
                 read_guards(adapter, state.with_suffix(".guards"))
             except (StateError, FileNotFoundError) as error:
                 errors.append(error)

@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driftproof.errors import ConfigurationError, InputError
+import typer
+
+from driftproof.errors import ConfigurationError, InputError, StateError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from driftproof.adapter import Adapter
+    from driftproof.alarm import Alarm
     from driftproof.data import LabeledBatches
     from driftproof.data.images import Size
 
@@ -39,7 +42,12 @@ def _check_class_count(adapter: "Adapter", source: "LabeledBatches") -> None:
 
 
 def load_or_prepare(
-    adapter: "Adapter", source: Path | None, size: "Size", progress: "Progress", state: Path | None = None
+    adapter: "Adapter",
+    source: Path | None,
+    size: "Size",
+    progress: "Progress",
+    state: Path | None = None,
+    alarm: "Alarm | None" = None,
 ) -> None:
     """Load the saved state, which includes the preparation, or prepare the adapter on source images.
 
@@ -49,11 +57,21 @@ def load_or_prepare(
         size: Size of the images, as in `driftproof.data.FileSet`.
         progress: Shows the preparation.
         state: File of a saved state; it need not exist.
+        alarm: An alarm that continues with the state, if it was saved with one of the same options.
     """
     if state is not None and state.exists():
-        adapter.load(state)
+        _load(adapter, state, alarm)
     if not adapter.prepared:
         _prepare(adapter, source, size, progress)
+
+
+def _load(adapter: "Adapter", state: Path, alarm: "Alarm | None") -> None:
+    try:
+        adapter.load(state, alarm=alarm)
+    except StateError as error:
+        adapter.load(state)  # unless the state does not fit either
+        if alarm is not None and alarm.rate is not None:
+            typer.echo(f"warning: the alarm begins anew: {error}", err=True)
 
 
 def _prepare(adapter: "Adapter", source: Path | None, size: "Size", progress: "Progress") -> None:

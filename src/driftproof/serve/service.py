@@ -17,7 +17,7 @@ from driftproof.serve.errors import RequestError
 from driftproof.serve.limits import Limits
 from driftproof.serve.metrics import ServerMetrics
 from driftproof.serve.predictor import Answer, Image, Predictor
-from driftproof.serve.snapshots import Follower, load_snapshot, save_snapshot
+from driftproof.serve.snapshots import Follower, load_snapshot, load_state, save_snapshot
 
 __all__ = ["Service"]
 
@@ -138,7 +138,7 @@ class Service:
         def export() -> bytes:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "state.safetensors")
-                self.predictor.adapter.save(path)
+                self.predictor.adapter.save(path, alarm=self.predictor.alarm)
                 return path.read_bytes()
 
         return await self.run(export)
@@ -152,7 +152,7 @@ class Service:
                 path = Path(folder, "state.safetensors")
                 path.write_bytes(content)
                 try:
-                    self.predictor.adapter.load(path)
+                    load_state(self.predictor.adapter, path, self.predictor.alarm)
                 except StateError as error:
                     message = str(error).replace(str(path), "the upload")
                     raise RequestError("bad_state", message) from error
@@ -189,14 +189,14 @@ class Service:
         """Continue from the state file if there is one; returns whether there was. Call it before `running`."""
         if self._state is None or not self._state.exists():
             return False
-        load_snapshot(self.predictor.adapter, self._state)
+        load_snapshot(self.predictor.adapter, self._state, self.predictor.alarm)
         self.metrics.loads.labels("ok").inc()
         return True
 
     def _save(self) -> None:
         assert self._state is not None
         try:
-            save_snapshot(self.predictor.adapter, self._state)
+            save_snapshot(self.predictor.adapter, self._state, self.predictor.alarm)
         except OSError as error:  # a full disk must not end the service
             self.metrics.saves.labels("failed").inc()
             _LOG.error("the state could not be saved: %s", error.strerror or error)

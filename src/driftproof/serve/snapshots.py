@@ -1,5 +1,6 @@
 """Save the state of an adapter, and follow the state that another process saves."""
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +12,15 @@ from driftproof.files import atomic_write, remove_unfinished
 
 if TYPE_CHECKING:
     from driftproof.adapter import Adapter
+    from driftproof.alarm import Alarm
 
-__all__ = ["Follower", "load_snapshot", "save_snapshot"]
+__all__ = ["Follower", "load_snapshot", "load_state", "save_snapshot"]
+
+_LOG = logging.getLogger("driftproof.serve")
 
 
-def save_snapshot(adapter: "Adapter", path: Path) -> None:
-    """Write the state, and beside it what guards remember; each atomically.
+def save_snapshot(adapter: "Adapter", path: Path, alarm: "Alarm | None" = None) -> None:
+    """Write the state with what the alarm remembers, and beside it what guards remember; each atomically.
 
     The guards' file is written first and names its batch and its guards. After a kill between the two, or with other
     guards, it does not belong to the state and is ignored.
@@ -26,12 +30,22 @@ def save_snapshot(adapter: "Adapter", path: Path) -> None:
     with atomic_write(guards) as unfinished:
         memories = [guard.get_memory() for guard in adapter.method.guards]
         torch.save({"belongs_to": _identify(adapter), "memories": memories}, unfinished)
-    adapter.save(path)
+    adapter.save(path, alarm=alarm)
 
 
-def load_snapshot(adapter: "Adapter", path: Path) -> None:
+def load_state(adapter: "Adapter", path: Path, alarm: "Alarm | None" = None) -> None:
+    """Continue from a state; the log says so if the alarm begins anew because it was saved with other options."""
+    try:
+        adapter.load(path, alarm=alarm)
+    except StateError as error:
+        adapter.load(path)  # unless the state does not fit either
+        if alarm is not None and alarm.rate is not None:
+            _LOG.warning("the alarm begins anew: %s", error)
+
+
+def load_snapshot(adapter: "Adapter", path: Path, alarm: "Alarm | None" = None) -> None:
     """Continue from `save_snapshot`; guards start anew if their file is missing or belongs to another state."""
-    adapter.load(path)
+    load_state(adapter, path, alarm)
     guards = _guards_path(path)
     if not guards.is_file():
         return
