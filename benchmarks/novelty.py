@@ -33,7 +33,7 @@ from driftproof.methods.by_name import METHODS, SELECTIONS, parse_method
 from driftproof.metrics import BinnedScores, ConfusionMatrix, auroc, fpr_at_tpr
 from driftproof.metrics.ranking import auroc_from_counts, fpr_from_counts
 from driftproof.paper.suites import options_for
-from novelty_candidates import SINGLE, AllScores, PixelScores, watch_features
+from novelty_candidates import CENTERED, SINGLE, AllScores, PixelScores, watch_features
 from novelty_streams import LabeledBatch, open_images, scenes
 from tables import format_protocol
 
@@ -42,6 +42,9 @@ SETS = (*MAIN, *(name.replace("-c", "-held-out") for name in MAIN))
 METHOD_NAMES = ("source", "bn_adapt", "tent", "tent+crowd", "eata+crowd", "swr+crowd", "adapt")
 STATELESS = ("source", "bn_adapt")
 """Methods that learn nothing: every round is like the first."""
+
+_BATCH_STATISTICS = ("tent", "tent+crowd", "eata+crowd", "swr+crowd")
+"""On images these normalize as `bn_adapt` does, so their frozen scores are equal to its."""
 
 _BLEND = {"lr": 1e-5, "statistics": dp.statistics.Blend(0.5, momentum=0.1)}
 _PIXEL_OPTIONS: dict[str, dict[str, Any]] = {
@@ -61,8 +64,10 @@ _MEASURES = {"auroc": "AUROC", "fpr": "FPR@TPR95"}
 _INTRODUCTION = (
     "How well each score tells unknown images or pixels from known ones, in percent: the mean over the domains of a",
     "round. Scores without a prefix are the frozen network's, equal for all methods with the same batch-norm",
-    "statistics. `a + b` sums scores that are standardized over the batch. The best single score of a method is bold.",
-    "The last column is how far a score is from it at worst. – was not measured. `benchmarks/novelty.py` measures it.",
+    "statistics. So the centered score, the default for images, was measured with `source`, `bn_adapt` and `adapt`",
+    "alone; against all known images, the others have `bn_adapt`'s. `a + b` sums scores that are standardized over the",
+    "batch. The best single score of a method is bold. The last column is how far a score is from it at worst. – was not",
+    "measured. `benchmarks/novelty.py` measures it.",
 )
 
 
@@ -217,6 +222,9 @@ def summarize(folder: Path) -> str:
                 name: _mean([row for row in rows if row["round"] == (1 if name in STATELESS else number)])
                 for name, (_, *rows) in runs.items()
             }
+            for name in columns.keys() & _BATCH_STATISTICS:
+                same = {key: value for key, value in columns["bn_adapt"].items() if key.startswith(f"{CENTERED}/known")}
+                columns[name] = same | columns[name]
             for against, words in _AGAINST.items():
                 for measure, title in _MEASURES.items():
                     lines += ["", f"## {images}, round {number}: {title}, unknown against {words}", ""]
@@ -230,7 +238,9 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _mean(rows: list[dict[str, Any]]) -> dict[str, float]:
-    return {key: fmean(row[key] for row in rows) for key in rows[0] if key not in ("round", "domain")}
+    # A default that was measured is, or was, one of the named scores.
+    names = [key for key in rows[0] if key not in ("round", "domain") and not key.startswith("default/")]
+    return {name: fmean(row[name] for row in rows) for name in names}
 
 
 def _format_table(columns: dict[str, dict[str, float]], measure: str, *, lowest: bool) -> list[str]:

@@ -14,15 +14,13 @@ from driftproof.network import Network
 from driftproof.predictions import log_probabilities
 from driftproof.scores import NoveltyScore
 
-__all__ = ["SINGLE", "AllScores", "PixelScores", "watch_features"]
+__all__ = ["CENTERED", "SINGLE", "AllScores", "PixelScores", "watch_features"]
 
 _LOGIT_SCORES = {"msp": scores.msp, "energy": scores.energy, "max_logit": scores.max_logit, "entropy": scores.entropy}
 _NAMES = (*_LOGIT_SCORES, "cosine", "cosine_entropy")
-SINGLE = ("confidence_difference", *(f"{of}{name}" for of in ("", "adapted_") for name in _NAMES))
+CENTERED = "centered_cosine_entropy"
+SINGLE = (CENTERED, "confidence_difference", *(f"{of}{name}" for of in ("", "adapted_") for name in _NAMES))
 """Scores that look at one thing; the other ones combine several. Those without a prefix are the frozen network's."""
-
-_CENTERED = "centered_cosine_entropy"
-"""Compares each image with the stream; the default where training's statistics normalize."""
 
 _STANDARDIZED_SUMS = (
     ("energy", "cosine"),
@@ -44,16 +42,14 @@ class AllScores(NoveltyScore):
 
     def __init__(self) -> None:
         super().__init__()
-        self._default, self._centered = scores.Unfamiliarity(), scores.CenteredCosineEntropy()
+        self._centered = scores.CenteredCosineEntropy()
 
     def on_batch(self, step: Step) -> None:
         """Remember the batch."""
-        self._default.on_batch(step)
         self._centered.on_batch(step)
 
     def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """Forget the stream."""
-        self._default.reset_state(network, parameters)
         self._centered.reset_state(network, parameters)
 
     def forward(self, step: Step) -> Tensor:
@@ -67,8 +63,8 @@ class AllScores(NoveltyScore):
             found["confidence_difference"] = 0 - step.confidence_change
         found |= frozen | {f"adapted_{name}": value for name, value in adapted.items()}
         found |= _combine_networks(step.logits, frozen_logits) | _combine_scores(found, step.classes)
-        centered = {_CENTERED: self._centered(step)} if step.logits.ndim == 2 else {}
-        found = {"default": self._default(step), **centered, **found}
+        if step.logits.ndim == 2:
+            found = {CENTERED: self._centered(step), **found}
         type(self).names = tuple(found)
         return torch.stack(list(found.values()), dim=-1)
 

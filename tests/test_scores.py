@@ -110,10 +110,22 @@ def run(adapter, images):
     return adapter.last.novelty
 
 
-@pytest.mark.parametrize("make", [crowd, dp.bn_adapt, dp.tent])
-def test_default_is_the_frozen_networks_entropy_of_cosines(make, model):
-    stream = batches(3)
-    assert torch.equal(run(make(model, guard=()), stream), run(make(model, guard=(), novelty="cosine_entropy"), stream))
+def eata_crowd(model, **options):
+    return dp.eata(model, fisher=False, select=dp.ConfidenceDifference(), **options)
+
+
+@pytest.mark.parametrize("make", [crowd, dp.tent, dp.eata, eata_crowd, dp.adapt], ids=lambda make: make.__name__)
+def test_default_is_the_frozen_networks_centered_entropy_of_cosines(make, model):
+    """However much the method learns, its score is that of a method that learns nothing."""
+    if make is dp.adapt:
+        expected = make(model, novelty="centered_cosine_entropy")
+    else:
+        expected = dp.bn_adapt(model, novelty="centered_cosine_entropy")
+    options = {} if make in (crowd, dp.adapt) else {"guard": ()}
+    options |= {"fisher": False} if make is dp.eata else {}
+    stream = batches(6)
+    found = novelties(make(model, **options), stream)
+    torch.testing.assert_close(found, novelties(expected, stream), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", [dp.bn_adapt, dp.tent])
@@ -148,9 +160,53 @@ def test_record_that_is_read_later_has_the_novelty_of_its_own_batch(make, model)
     adapter, (first, second) = make(model, guard=()), batches(2)
     record = adapter.step(first).record
     adapter(second)
-    expected = make(model, guard=(), novelty="cosine_entropy").step(first).record.novelty
-    assert torch.equal(record.novelty, expected)
-    assert torch.equal(make(model, guard=()).predict(first).record.novelty, expected)
+    expected = make(model, guard=(), novelty="centered_cosine_entropy").step(first).record.novelty
+    torch.testing.assert_close(record.novelty, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(make(model, guard=()).predict(first).record.novelty, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_center_of_a_method_that_learns_alone_is_that_of_the_batches_that_were_read(model):
+    stream = batches(4)
+    adapter, expected = dp.tent(model, guard=()), dp.bn_adapt(model)
+    for number, images in enumerate(stream):
+        record = adapter.step(images).record
+        if number != 1:
+            torch.testing.assert_close(record.novelty, expected.step(images).record.novelty, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("forget", ["predict", "reset", "load"])
+def test_center_remembers_steps_of_the_present_stream_only(forget, model, tmp_path):
+    adapter, (first, second) = dp.tent(model, guard=()), batches(2)
+    adapter.save(tmp_path / "state.safetensors")
+    if forget == "predict":
+        record = adapter.predict(first).record
+    else:
+        record = adapter.step(first).record
+        adapter.reset() if forget == "reset" else adapter.load(tmp_path / "state.safetensors")
+    before = state_of(adapter)
+    assert record.novelty.isfinite().all()
+    assert same_state(state_of(adapter), before)
+    adapter.step(second)
+    assert torch.equal(adapter.last.novelty, run(dp.tent(model, guard=()), [second]))
+
+
+def test_copy_of_an_adapter_has_its_center(model):
+    adapter, stream = dp.tent(model, guard=()), batches(3)
+    run(adapter, stream[:1])
+    adapter(stream[1])  # not read
+    copied = copy.deepcopy(adapter)
+    assert same_state(state_of(copied), state_of(adapter))
+    assert torch.equal(run(copied, stream[2:]), run(adapter, stream[2:]))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, 1e30])
+def test_center_forgets_a_batch_without_numbers(bad, model):
+    adapter, stream = dp.tent(model, guard=()), batches(3)
+    run(adapter, [stream[0]])
+    before = adapter.method.novelty.center.sums.clone()
+    run(adapter, [stream[1] * bad])
+    assert torch.equal(adapter.method.novelty.center.sums, before)
+    assert run(adapter, [stream[2]]).isfinite().all()
 
 
 def test_record_read_in_inference_mode_has_a_novelty_that_gradients_may_flow_through(model):
@@ -271,25 +327,6 @@ def test_centered_score_by_hand(make, model):
     stream = batches(40, size=12)  # long enough for classes to fade
     expected = slow_centered(source_features(model, stream), model.fc.weight.detach().double().numpy())
     torch.testing.assert_close(novelties(make(model), stream), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_default_is_centered_by_what_is_missing_of_the_streams_statistics(model):
-    stream = batches(4, size=12)
-
-    def blended(alpha, novelty=None):
-        return dp.Adapter(model, scope=dp.scopes.nothing(), statistics=dp.statistics.Blend(alpha), novelty=novelty)
-
-    adapter = blended(0.1)
-    features = []
-    hook = adapter.state.network.find_classifier()[1].register_forward_pre_hook(
-        lambda _, inputs: features.append(inputs[0].double().numpy())
-    )
-    found = novelties(adapter, stream)
-    hook.remove()
-    rows = model.fc.weight.detach().double().numpy()
-    torch.testing.assert_close(found, slow_centered(features, rows, strength=2 / 3), rtol=1e-4, atol=1e-5)
-    plain, named = blended(0.3), blended(0.3, "cosine_entropy")
-    assert torch.equal(novelties(plain, stream), novelties(named, stream))
 
 
 @pytest.mark.parametrize("order", ["mixed", "sorted by class"])

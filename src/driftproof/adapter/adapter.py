@@ -46,7 +46,7 @@ from driftproof.quarantine import replace_bad
 from driftproof.record import LazyNovelty, StepResult
 from driftproof.regularizers import Regularizer
 from driftproof.scopes import Scope
-from driftproof.scores import Unfamiliarity, score_unfamiliarity
+from driftproof.scores import Unfamiliarity
 from driftproof.selection import Selection
 from driftproof.statistics import Statistics
 from driftproof.teacher import EMA
@@ -222,7 +222,7 @@ class Adapter(StateHolder):
                     f"Expected a state that fits this method, but the first batch after loading it failed: {error}. "
                     "Call `reset()` or load another state."
                 ) from error
-            result = self._defer_novelty(images, result)
+            result = self._defer_novelty(images, result, self._stream)
             self._last = result.record
             keep_recent(self._recent, images)
             self._ranks_checked, self._is_first_after_load = True, False
@@ -236,7 +236,7 @@ class Adapter(StateHolder):
         """
         with self._running(gradients=False):
             images = self._check_batch(images)
-            return self._defer_novelty(images, predict_step(self.method, self.state, images))
+            return self._defer_novelty(images, predict_step(self.method, self.state, images), None)
 
     @contextmanager
     def _running(self, *, gradients: bool) -> Iterator[None]:
@@ -249,19 +249,23 @@ class Adapter(StateHolder):
         ):
             yield
 
-    def _defer_novelty(self, images: Tensor, result: StepResult) -> StepResult:
+    def _defer_novelty(self, images: Tensor, result: StepResult, stream: object | None) -> StepResult:
         """Have the record run the frozen network for the default score, where the method does not."""
         has_pass = self.state.health.compares or not self.state.names or self.distributed.size > 1
         if has_pass or type(self.method.novelty) is not Unfamiliarity:
             return result
-        novelty: Any = LazyNovelty(self._score_frozen, images, result.record.quarantined)
+        score = partial(self._score_frozen, stream=stream)
+        novelty: Any = LazyNovelty(score, images, result.record.quarantined)
         return result._replace(record=replace(result.record, novelty=novelty))
 
     @synchronized
-    def _score_frozen(self, images: Tensor, bad: Tensor) -> Tensor:
+    def _score_frozen(self, images: Tensor, bad: Tensor, *, stream: object | None) -> Tensor:
+        """The default score of a batch, which the score remembers if the stream is still the present one."""
+        score, good = self.method.novelty, ~bad
+        assert isinstance(score, Unfamiliarity)
         with self._running(gradients=False):
-            logits, features = self.source.try_features(replace_bad(images, ~bad))
-            novelty = score_unfamiliarity(self.source, logits, features)
+            logits, features = self.source.try_features(replace_bad(images, good))
+            novelty = score.score_later(self.source, logits, features, good.any() if stream is self._stream else None)
             self.source.rollback()
             return novelty
 

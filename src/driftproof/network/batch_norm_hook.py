@@ -140,9 +140,5 @@ def hooked_forward(
 class StatisticsRule(Protocol):
     """What a network asks of `driftproof.statistics`."""
 
-    @property
-    def stream_share(self) -> Tensor | float:
-        """How much of what layers normalize with is the stream's, in [0, 1]."""
-
     def make_hook(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook | None:
         """The hook of one batch-norm layer; None leaves the layer alone."""

@@ -146,12 +146,6 @@ class Network(nn.Module):
         return ModelError(f"Expected layer `{name}` to see one feature vector per image. Name the right `classifier`.")
 
     @property
-    def stream_share(self) -> Tensor | float:
-        """How much of what batch norms normalize with is the stream's, in [0, 1]; 0 where there are none."""
-        rule = self._statistics[0]
-        return 0.0 if rule is None or not self._hooks else rule.stream_share
-
-    @property
     def classifier_rows(self) -> Tensor | None:
         """The weight of a linear classifier, (C, D), once features were asked for; None if there is none."""
         layer = None if self._feature_hook is None else self._feature_hook.layer

@@ -20,7 +20,7 @@ from driftproof.scores.functions import (
     max_logit,
     msp,
 )
-from driftproof.scores.unfamiliarity import Unfamiliarity, score_unfamiliarity
+from driftproof.scores.unfamiliarity import Unfamiliarity
 
 __all__ = [
     "NOVELTY_SCORES",
@@ -40,5 +40,4 @@ __all__ = [
     "make_novelty",
     "max_logit",
     "msp",
-    "score_unfamiliarity",
 ]

@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
@@ -147,6 +148,21 @@ class FeatureCenter(Component):
         """Remember the batch that was included last."""
         if self._included is not None:
             (self.sums, self.counts), self._included = self._included, None
+
+    def settle(self, condition: Tensor | None) -> None:
+        """Remember the batch that was included last if a 0-d condition holds; between two steps. None forgets it.
+
+        What is remembered is written in place, so that captured steps stay valid.
+        """
+        included, self._included = self._included, None
+        if condition is None or included is None:
+            return
+        sums, counts = included
+        if self.sums is None or self.counts is None:
+            self.sums, self.counts = torch.zeros_like(sums), torch.zeros_like(counts)
+        condition = condition & sums.isfinite().all()
+        self.sums.copy_(sums.where(condition, self.sums))
+        self.counts.copy_(counts.where(condition, self.counts))
 
     @staticmethod
     def _limit(classes: int) -> float:

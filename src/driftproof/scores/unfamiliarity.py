@@ -10,26 +10,22 @@ from driftproof.network import Network
 from driftproof.predictions import log_probabilities, upcast
 from driftproof.scores.base import NoveltyScore
 from driftproof.scores.from_features import FeatureCenter, centered_cosine_entropy, classifier_directions
-from driftproof.scores.functions import cosines, energy, entropy, scaled_entropy
+from driftproof.scores.functions import energy, entropy
 
-__all__ = ["Unfamiliarity", "score_unfamiliarity"]
+__all__ = ["Unfamiliarity"]
 
 Deferred = tuple[Callable[..., Tensor], tuple[Tensor, ...]]
 """A function, and the tensors that it computes a score from."""
 
-_UNCENTERED = 0.3
-"""The share of the stream in the statistics from which on nothing is subtracted: they center features themselves."""
-
 
 class Unfamiliarity(NoveltyScore):
-    """The default: of the frozen network, the entropy of cosines for images, and the energy for pixels.
+    """The default: of the frozen network, the centered entropy of cosines for images, and the energy for pixels.
 
-    Where the frozen network normalizes with training's statistics, or with less than 30 % of the stream's, the cosines
-    are centered, in proportion to what is missing (`CenteredCosineEntropy`).
+    Images are scored as by `CenteredCosineEntropy`; where the classifier is not linear, or has no feature vector, by
+    the entropy of the prediction.
 
     A step of a method that learns without the frozen network computes the adapted network's energy. Its record runs the
-    frozen network when the novelty is first read, unless the batch is shared by several ranks; then nothing is
-    centered, since what is not read is not seen.
+    frozen network when the novelty is first read (`score_later`), unless the batch is shared by several ranks.
     """
 
     needs_features = True
@@ -61,6 +57,21 @@ class Unfamiliarity(NoveltyScore):
         features = step.source_features if step.has_source_features else None
         return self._prepare(step.source, step.source_logits, features)
 
+    def score_later(
+        self, network: Network, logits: Tensor, features: Tensor | None, condition: Tensor | None
+    ) -> Tensor:
+        """Return the score of a pass that was made after the step.
+
+        Args:
+            network: The frozen network, which made the pass.
+            logits: (N, C), or (N, C, H, W) for pixels.
+            features: The classifier's input; None where it is not known.
+            condition: Whether the center remembers the batch, as a 0-d tensor; None is never.
+        """
+        novelty = self._score(network, logits, features)
+        self.center.settle(condition)
+        return novelty
+
     def on_batch(self, step: Step) -> None:
         """Remember the batch."""
         self.center.on_batch(step)
@@ -79,39 +90,14 @@ class Unfamiliarity(NoveltyScore):
         """What computes the scores of images, and from what."""
         if features is None or not _fit(features, network.classifier_rows, logits):
             return entropy, (logits,)
-        directions, own = classifier_directions(network, features), _own_memory(features)
-        missing = 1 - network.stream_share / _UNCENTERED
-        if not isinstance(missing, Tensor) and missing <= 0:
-            return partial(_cosine_entropy, directions=directions), (own,)
+        directions = classifier_directions(network, features)
         center = self.center.include(features, directions, network.distributed)
-        center = center * (missing.clamp(min=0.0) if isinstance(missing, Tensor) else missing)
-        return partial(centered_cosine_entropy, directions=directions), (own, center)
-
-
-def score_unfamiliarity(network: Network, logits: Tensor, features: Tensor | None) -> Tensor:
-    """Return the default score of one network's pass, not centered.
-
-    Where the classifier is not linear, or has no feature vector, it is the entropy.
-
-    Args:
-        network: Its classifier's rows are compared with the features.
-        logits: (N, C), or (N, C, H, W) for pixels.
-        features: The classifier's input; None where it is not known.
-    """
-    if logits.ndim > 2:
-        return energy(logits)
-    if features is None or not _fit(features, network.classifier_rows, logits):
-        return entropy(logits)
-    return _cosine_entropy(features, classifier_directions(network, features))
+        return partial(centered_cosine_entropy, directions=directions), (_own_memory(features), center)
 
 
 def _fit(features: Tensor, rows: Tensor | None, logits: Tensor) -> bool:
     """Whether there is one row of the classifier, as long as the features, for each logit."""
     return rows is not None and rows.shape == (logits.shape[1], features.shape[1])
-
-
-def _cosine_entropy(features: Tensor, directions: Tensor) -> Tensor:
-    return scaled_entropy(cosines(features, directions))
 
 
 def _energy_of_images(logits: Tensor) -> Tensor:

@@ -150,11 +150,6 @@ class Auto(InterpolatedStatistics):
         """Whether no batch has been seen."""
         return self.recent is None
 
-    @property
-    def stream_share(self) -> Tensor:
-        """The present α."""
-        return self.alpha[0]
-
     def alpha_for(self, index: int) -> Tensor:
         """The same for all layers."""
         return self.alpha

@@ -58,11 +58,6 @@ class Statistics(Component):
             raise ConfigurationError(f"Expected `of` to be a selection, but got {of!r}.")
         self.of = of
 
-    @property
-    def stream_share(self) -> Tensor | float:
-        """How much of what layers normalize with is the stream's, in [0, 1], now."""
-        return 1.0
-
     def make_hook(self, index: int, name: str, layer: BatchNorm) -> BatchNormHook | None:
         """The hook of the batch-norm layer `name`, the `index`-th of the network; None leaves it alone."""
         raise NotImplementedError

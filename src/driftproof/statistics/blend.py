@@ -87,11 +87,6 @@ class Blend(InterpolatedStatistics):
             raise ConfigurationError(f"Expected `alpha` to be in 0..1, but got {alpha}.")
         self.alpha = alpha
 
-    @property
-    def stream_share(self) -> float:
-        """The share of the batch."""
-        return self.alpha
-
     def alpha_for(self, index: int) -> float:
         """The same everywhere."""
         return self.alpha

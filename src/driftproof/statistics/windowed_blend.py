@@ -47,11 +47,6 @@ class WindowedBlend(InterpolatedStatistics):
         self._first, self._last = self.alpha if isinstance(self.alpha, tuple) else (self.alpha, self.alpha)
         self._layers = 1
 
-    @property
-    def stream_share(self) -> float:
-        """The share of the stream, in the middle of the network."""
-        return (self._first + self._last) / 2
-
     def alpha_for(self, index: int) -> float:
         """The share of one layer; a pair needs the hooks of all layers, which say how many there are."""
         return self._first + (self._last - self._first) * index / max(1, self._layers - 1)
