@@ -66,8 +66,8 @@ _INTRODUCTION = (
     "round. Scores without a prefix are the frozen network's, equal for all methods with the same batch-norm",
     "statistics. So the centered score, the default for images, was measured with `source`, `bn_adapt` and `adapt`",
     "alone; against all known images, the others have `bn_adapt`'s. `a + b` sums scores that are standardized over the",
-    "batch. The best single score of a method is bold. The last column is how far a score is from it at worst. – was not",
-    "measured. `benchmarks/novelty.py` measures it.",
+    "batch. The best single score of a method is bold. The last column is how far a score is from it at worst.",
+    "– was not measured. `benchmarks/novelty.py` measures it.",
 )
 
 
