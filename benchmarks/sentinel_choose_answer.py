@@ -24,9 +24,12 @@ PULLED = 2e-3
 
 
 def choose_answer(
-    rows: list[dict[str, Any]], present: tuple[str, str] = PRESENT, answers: tuple[str, ...] = ANSWERS
+    rows: list[dict[str, Any]],
+    present: tuple[str, str] = PRESENT,
+    answers: tuple[str, ...] = ANSWERS,
+    open_loss: float = LOSS,
 ) -> tuple[str, str]:
-    """The learner and the answer."""
+    """The learner and the answer; open streams may lose as many points as `open_loss`."""
     found: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
     for row in rows:
         if row["kind"] == "learner":
@@ -43,10 +46,12 @@ def choose_answer(
     }
     for pair in sorted(relative, key=lambda pair: relative[pair]):
         print(f"{pair[0]:22}{pair[1]:6}", *(f"{error:6.2f}" for error in whole[pair]), f"{relative[pair]:.4f}")
+    losses = {"closed": LOSS, "open": open_loss}
+    limits = [error + losses[kind] for error, (_, kind) in zip(usual, STREAMS, strict=True)]
     allowed = [
         pair
         for pair, errors in whole.items()
-        if relative[pair] <= 1 - ENOUGH and all(a <= b + LOSS for a, b in zip(errors, usual, strict=True))
+        if relative[pair] <= 1 - ENOUGH and all(a <= b for a, b in zip(errors, limits, strict=True))
     ]
     return min(allowed, key=lambda pair: relative[pair], default=present)
 
