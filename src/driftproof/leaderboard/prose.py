@@ -49,8 +49,9 @@ Every number is measured while adapting and is a mean over the corruptions, in %
 - **Error** is over known images.
 - **AUROC**, **FPR@95**, **H-score** (harmonic mean of accuracy and AUROC) and **OSCR** are by the method's own score.
   It is the one that the method publishes: PAF-KIP and RoTTA energy, STAMP entropy, UniEnt the cosine to the nearest
-  class, `sentinel` the energy of its second network; `adapt` has the library's default. Where none is published, it is
-  the confidence difference if the method compares with the source network, else one minus the largest probability.
+  class, `sentinel` the energy of its second network; `adapt` has the library's default of the time, the entropy of
+  cosines. Where none is published, it is the confidence difference if the method compares with the source network, else
+  one minus the largest probability.
 - **AUROC by energy** is by the energy of the answer, for every method.
 
 ± is the standard deviation over seeds, bold the best of a column. What the GPU time did not reach is marked:
