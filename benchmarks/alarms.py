@@ -6,9 +6,11 @@ The alarm is calibrated on clean images: on those of training, or, for the defau
 set, and then the stream holds the first half. It follows a stream of corrupted images, domain after domain, with and
 without unknown ones. Its scores are the frozen network's, under batch statistics; with `--method`, the default score of
 an adapter that goes through the images of training, is reset, and goes through the stream. The constants of the alarm
-were chosen on the held-out corruptions (`--domains held-out`), not on the five. Two others are compared: one whose
+were fitted under the held-out corruptions (`alarm_lines.py`), not the five. Two others are compared: one whose
 threshold stays (`track=False`), and one calibrated on the beginning of the stream, unknown images included. Whether the
 scores of a stream alone tell that it holds unknown images is shown by a fit of two Gaussians to the scores of a domain.
+
+`--scores FILE` keeps the scores, or reads them where the file exists: then only the alarms run.
 
 With `--known-first` the stream begins with 2,000 known images under a corruption that is not among the domains, the
 alarm of the stream is calibrated on them, and then half of the images are unknown.
@@ -17,11 +19,11 @@ alarm of the stream is calibrated on them, and then half of the images are unkno
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,11 +32,10 @@ import driftproof as dp
 from driftproof.bench.environment import hardware
 from driftproof.bench.local_files import LocalFiles
 from driftproof.bench.spec import Spec
-from driftproof.components import Step
 from driftproof.corruptions import HELD_OUT
 from driftproof.data import cifar10
 from driftproof.paper.suites import make_spec
-from driftproof.scores import NoveltyScore, cosine, cosine_entropy, energy, msp
+from driftproof.scores import energy, msp
 from driftproof.two_groups import fit_mixture
 from tables import format_protocol, write_results
 
@@ -43,7 +44,7 @@ BEFORE = {"five": "speckle_noise", "held-out": "shot_noise"}
 """The corruption of the images that the stream of `--known-first` begins with."""
 
 STREAMS = {"known only": None, "half unknown": "svhn-c"}
-SCORES = ("cosine_entropy", "cosine", "energy", "msp")
+SCORES = ("default", "energy", "msp")
 RATES = (0.01, 0.02, 0.05, 0.1)
 METHODS: dict[str, Callable[..., dp.Adapter]] = {"source": dp.source, "adapt": dp.adapt, "sentinel": dp.sentinel}
 FIRST = 2000
@@ -56,13 +57,21 @@ FACTOR = 1.5
 """The measured rate may be at most this many times larger or smaller than the asked one."""
 
 
-@dataclass(frozen=True)
-class Predicted:
+class Predicted(NamedTuple):
     """The novelty of a batch by score; the label of an unknown image is −1."""
 
     domain: str
     novelty: dict[str, Tensor]
     labels: Tensor
+
+
+class Scores(NamedTuple):
+    """The novelty of images of training, and of streams by name; then of new images, and of streams without them."""
+
+    calibration: list[dict[str, Tensor]]
+    streams: dict[str, list[Predicted]]
+    new: list[dict[str, Tensor]]
+    halves: dict[str, list[Predicted]]
 
 
 def make_alarms(calibration: Tensor, rate: float, score: str) -> dict[str, dp.Alarm]:
@@ -126,30 +135,15 @@ def split_scores(streams: dict[str, list[Predicted]], score: str) -> list[dict[s
 
 
 def compute_scores(network: dp.Adapter, images: Tensor) -> dict[str, Tensor]:
-    """Return the novelty of a batch by score; a network that does not adapt has several."""
+    """Return the novelty of a batch by score; the logits are those of a network that does not adapt, or not used."""
     logits = network(images)
-    if not isinstance(network.method.novelty, BothCosines):
-        return {"default": network.last.novelty.cpu()}
-    entropies, cosines = network.last.novelty.unbind(dim=1)
-    scores = {"cosine_entropy": entropies, "cosine": cosines, "energy": energy(logits), "msp": msp(logits)}
+    scores = {"default": network.last.novelty, "energy": energy(logits), "msp": msp(logits)}
     return {name: scores[name].cpu() for name in SCORES}
-
-
-class BothCosines(NoveltyScore):
-    """The default score and the cosine alone, (N, 2)."""
-
-    needs_features = True
-
-    def forward(self, step: Step) -> Tensor:
-        """Return both; nothing learns, so one network is enough."""
-        rows = step.network.classifier_rows
-        assert rows is not None  # the network's classifier is linear
-        return torch.stack([score(step.features, rows) for score in (cosine_entropy, cosine)], dim=1)
 
 
 def make_new(calibration: Tensor, rate: float, score: str) -> dict[str, dp.Alarm]:
     """Return the alarm that is calibrated on images that the network was not trained on."""
-    return {"new images": dp.Alarm.from_false_alarm_rate(rate, calibration, score=score)}
+    return {"new images": dp.Alarm.from_false_alarm_rate(rate, calibration)}
 
 
 def predict(files: LocalFiles, network: dp.Adapter, specs: Iterable[Spec], device: str) -> list[Predicted]:
@@ -170,16 +164,46 @@ def make_specs(domains: tuple[str, ...], limit: int | None) -> dict[str, Spec]:
     }
 
 
-def measure_new(
-    files: LocalFiles, network: dp.Adapter, specs: dict[str, Spec], sources: int, device: str
-) -> list[dict[str, Any]]:
-    """Return the rows of the default score of the alarm that is calibrated on images that the network has not seen."""
-    new = torch.split(cifar10(files.data).batch(torch.arange(HALF, HALF + sources)).to(device).float() / 255, 200)
+def predict_all(files: LocalFiles, arguments: argparse.Namespace) -> Scores:
+    """Run the network over all images."""
+    specs, method, device = make_specs(DOMAINS[arguments.domains], arguments.limit), arguments.method, arguments.device
+    known = specs["known only"]
+    make = dp.bn_adapt if method is None else METHODS[method]
+    network = make(files.model(known).to(device), channels_last=True)
+    batches = islice(files.source(known, device), arguments.sources // 200)
+    calibration = [compute_scores(network, images) for images, _ in batches]
+    parts: dict[str, list[Spec]] = {name: [spec] for name, spec in specs.items()}
+    if arguments.known_first:
+        start = replace(known, domains=(BEFORE[arguments.domains],), limit=FIRST)
+        parts = {"half unknown, known first": [start, specs["half unknown"]]}
+    streams = {name: predict(files, network, each, device) for name, each in parts.items()}
+    if method is not None or arguments.known_first:
+        return Scores(calibration, streams, [], {})
+    new = torch.split(cifar10(files.data).batch(torch.arange(HALF, HALF + arguments.sources)).float() / 255, 200)
     halves = {
         name: predict(files, network, [replace(spec, limit=min(HALF, spec.limit or HALF))], device)
         for name, spec in specs.items()
     }
-    return measure_all([compute_scores(network, images) for images in new], halves, make_new, SCORES[:1])
+    network.reset()
+    return Scores(calibration, streams, [compute_scores(network, images.to(device)) for images in new], halves)
+
+
+def read_scores(path: Path) -> Scores:
+    """Read what `write_scores` wrote."""
+    calibration, streams, new, halves = torch.load(path, weights_only=True)
+    streams, halves = (
+        {name: [Predicted(*batch) for batch in stream] for name, stream in each.items()} for each in (streams, halves)
+    )
+    return Scores(calibration, streams, new, halves)
+
+
+def write_scores(scores: Scores, path: Path) -> None:
+    """Write scores as plain lists."""
+    streams, halves = (
+        {name: [tuple(batch) for batch in stream] for name, stream in each.items()}
+        for each in (scores.streams, scores.halves)
+    )
+    torch.save((scores.calibration, streams, scores.new, halves), path)
 
 
 def format_page(rows: list[dict[str, Any]], groups: list[dict[str, Any]], protocol: dict[str, Any]) -> str:
@@ -229,32 +253,29 @@ def main() -> int:
     parser.add_argument("--known-first", action="store_true", help="begin the stream with known images")
     parser.add_argument("--limit", type=int, help="only the first so many known images of each domain")
     parser.add_argument("--sources", type=int, default=5000, help="images to calibrate on, at most 5,000")
+    parser.add_argument("--scores", type=Path, help="file of the scores, to write or to read")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="folder for alarms-DOMAINS.json and .md")
     arguments = parser.parse_args()
-    files = LocalFiles(arguments.data, arguments.weights, device=arguments.device)
-    specs = make_specs(DOMAINS[arguments.domains], arguments.limit)
-    model, method = files.model(specs["known only"]).to(arguments.device), arguments.method
-    network = dp.bn_adapt(model, novelty=BothCosines()) if method is None else METHODS[method](model)
-    known, scores = specs["known only"], SCORES if method is None else ("default",)
-    batches = islice(files.source(known, arguments.device), arguments.sources // 200)
-    calibration = [compute_scores(network, images) for images, _ in batches]
-    parts: dict[str, list[Spec]] = {name: [spec] for name, spec in specs.items()}
-    if arguments.known_first:
-        start = replace(known, domains=(BEFORE[arguments.domains],), limit=FIRST)
-        parts = {"half unknown, known first": [start, specs["half unknown"]]}
-    streams = {name: predict(files, network, each, arguments.device) for name, each in parts.items()}
-    rows, groups = measure_all(calibration, streams, make_alarms, scores), split_scores(streams, scores[0])
-    has_new = method is None and not arguments.known_first
-    if has_new:
-        rows += measure_new(files, network, specs, arguments.sources, arguments.device)
+    method, path = arguments.method, arguments.scores
+    if path is not None and path.exists():
+        scores = read_scores(path)
+    else:
+        scores = predict_all(LocalFiles(arguments.data, arguments.weights, device=arguments.device), arguments)
+        if path is not None:
+            write_scores(scores, path)
+    names = SCORES if method is None else SCORES[:1]
+    rows = measure_all(scores.calibration, scores.streams, make_alarms, names)
+    groups = split_scores(scores.streams, SCORES[0])
+    if scores.new:
+        rows += measure_all(scores.new, scores.halves, make_new, SCORES[:1])
     protocol = {
         "images": "cifar10-c",
         "of each domain": arguments.limit or "all",
         "unknown": "svhn-c",
         "severity": 5,
         "calibrated on": f"{arguments.sources} images"
-        + "; new ones: test set's second half, streams of the first" * has_new,
+        + "; new ones: test set's second half, streams of the first" * bool(scores.new),
         "network": f"wrn40_2, {method or 'frozen, batch statistics'}",
         "batch": 200,
         "torch": torch.__version__,

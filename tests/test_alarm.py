@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import driftproof as dp
 from cases import batches
 from driftproof.alarm import KnownQuantile
+from driftproof.alarm.known_quantile import LINES
 from networks import build
 
 
@@ -88,11 +89,14 @@ def flagged_share(alarm, known, unknown=None, batches=5):
 @pytest.mark.parametrize("with_unknown", [False, True])
 @pytest.mark.parametrize("trained_on", [False, True])
 def test_rate_holds_after_a_shift_with_and_without_unknown(rate, with_unknown, trained_on):
-    # As the alarm assumes: a shift moves scores up; compared with images of training, hard ones move most.
-    z = draw(0, 1, 5000, seed=1)
-    known = 0.6 + torch.where(z < 0, 1.14 * z, 0.94 * (1.35 * z - 0.15 * z**2)) if trained_on else 0.5 + z
-    unknown = draw(2.2, 0.45, 5000, seed=4) if with_unknown else None
-    calibration = draw(0, 1, 2000, seed=0)
+    # As the alarm assumes: low scores have shifted by one, and high ones are on its line. Where half of the images are
+    # unknown, the 2 % quantile of all is the 4 % quantile of the known ones.
+    usual, low = scipy.stats.norm.ppf(0.02), scipy.stats.norm.ppf(0.04 if with_unknown else 0.02)
+    base, slope, rise, narrows = LINES["trained on" if trained_on else "new"]
+    z, middle = draw(0, 1, 5000, seed=1), base + rise
+    known = middle + torch.where(z < 0, (usual + 1 - middle) / low, slope - narrows) * z
+    unknown = draw(2.4, 0.45, 5000, seed=4) if with_unknown else None
+    calibration = draw(0, 1, 20_000, seed=0)
     alarm = dp.Alarm.from_false_alarm_rate(rate, calibration, trained_on=trained_on)
     assert rate / 1.5 <= flagged_share(alarm, known, unknown, batches=25) <= rate * 1.5
     fixed = dp.Alarm.from_false_alarm_rate(rate, calibration, track=False)
@@ -123,6 +127,7 @@ def test_threshold_returns_when_the_domain_does():
 def test_calibration_on_the_stream_equals_one_on_its_first_scores():
     beginning, later = draw(0, 1, 2000, seed=0), draw(0.2, 1, 600, seed=1)
     on_stream, on_scores = (dp.Alarm.from_false_alarm_rate(0.05, start) for start in (None, beginning.clone()))
+    on_scores._tracked._line = LINES["stream"]
     for scores in beginning.chunk(5):
         on_stream(scores)
         assert len(on_stream(scores[:0])) == 0
@@ -225,7 +230,7 @@ def test_tracked_threshold_equals_its_definition(rate, known, unknown, seed, tra
         return scipy.stats.norm.ppf((ranks + 0.5) / (len(calibration) + 1))
 
     low, usual = (to_normal(sorted(each.tolist())[round(0.02 * (len(each) - 1))]) for each in (scores, calibration))
-    base, slope, rise, narrows = (1.0, 0.67, 0.5, 0.13) if trained_on else (0.3, 0.88, 0.7, 0.07)
+    base, slope, rise, narrows = LINES["trained on" if trained_on else "new"]
 
     def bound(share):
         z = scipy.stats.norm.isf(share)

@@ -8,17 +8,17 @@ from torch import Tensor
 
 from driftproof.errors import StateError
 
-__all__ = ["KnownQuantile"]
+__all__ = ["LINES", "KnownQuantile", "low_score", "normal_scores"]
 
 _LOW = 0.02
 """The share of scores that counts as low. Unknown images hardly ever score so low, known ones of any domain do."""
 
-_NEW, _TRAINED_ON = (0.3, 0.88, 0.7, 0.07), (1.0, 0.67, 0.5, 0.13)
+LINES = {"trained on": (1.22, 0.56, 0.24, -0.01), "new": (0.31, 0.86, 0.49, 0.15), "stream": (-0.08, 0.94, 0.83, 0.1)}
 """What known images score at most at a standard normal z, where low scores have shifted by s: a + b z + (c − d z) s.
 
-A network knows the images it was trained on better than new ones, so compared with them all new images look novel, most
-of all hard ones. Chosen with the held-out corruptions and pairs of them, on CIFAR-10 and CIFAR-100 with WRN-40-2; for
-new images on CIFAR-10 and the demo's garments.
+By what the calibration is: images that the network was trained on, other source images, or the beginning of a stream. A
+network knows the images it was trained on better than new ones, so compared with them all new images look novel, most
+of all hard ones. `benchmarks/alarm_lines.py` fits the lines under the held-out corruptions and pairs of them.
 """
 
 _USUAL, _FEW, _MANY = 0.05, 1.5, 2.0
@@ -55,7 +55,7 @@ class KnownQuantile:
         self.rate = rate
         self.window = window
         self.trained_on = trained_on
-        self._line = _TRAINED_ON if trained_on else _NEW
+        self._line = LINES["stream" if calibration is None else "trained on" if trained_on else "new"]
         self._calibration = None if calibration is None else _finite_scores(calibration).sort().values
         self._latest = torch.empty(0, dtype=torch.float64)
         if self._calibration is not None:
@@ -117,10 +117,10 @@ class KnownQuantile:
 
     def _find_share_above(self, scores: Tensor, calibration: Tensor) -> float:
         """The share of sorted scores that are above the quantile of the known ones."""
-        normal = _normal_scores(scores, calibration)
+        normal = normal_scores(scores, calibration)
         if float(normal.median()) > _BEYOND:
             return self.rate
-        shift = _low_score(normal) - _normal_scores(_low_score(calibration), calibration)
+        shift = low_score(normal) - normal_scores(low_score(calibration), calibration)
         excess = float((normal > self._bound(_USUAL, shift)).double().mean()) / _USUAL
         trust = min(1.0, max(0.0, (excess - _FEW) / (_MANY - _FEW)))
         of_all = normal[len(normal) - 1 - int(self.rate * len(normal) + 1e-9)]
@@ -163,11 +163,13 @@ def _draw_evenly(scores: Tensor, most: int) -> Tensor:
     return scores[index.round().long().to(scores.device)]
 
 
-def _low_score(scores: Tensor) -> Tensor:
+def low_score(scores: Tensor) -> Tensor:
+    """Return the 2 % quantile of sorted scores."""
     return scores[round(_LOW * (len(scores) - 1))]
 
 
-def _normal_scores(scores: Tensor, calibration: Tensor) -> Tensor:
+def normal_scores(scores: Tensor, calibration: Tensor) -> Tensor:
+    """Return the normal scores of the ranks that scores have in a sorted calibration."""
     ranks = torch.searchsorted(calibration, scores) + torch.searchsorted(calibration, scores, right=True)
     normal: Tensor = torch.special.ndtri((ranks + 1).double() / (2 * len(calibration) + 2))
     return normal
