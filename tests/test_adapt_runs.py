@@ -477,3 +477,10 @@ def test_next_run_goes_on_with_the_alarm_of_the_state(images, capsys):
     assert "alarm" not in capsys.readouterr().err.replace("0 alarms", "")
     assert run_command("adapt", images, *words, "--alarm", 0.5) == 0
     assert "begins anew" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["sentinel", "adapt"])
+def test_rate_that_a_learned_score_will_not_hold_is_named(images, capsys, method):
+    words = ("--model", "slow_model:build", "--method", method, "--batch-size", 10, "--out", "out.csv", *ALARM)
+    assert run_command("adapt", images, *words) == 0
+    assert ("does not hold with this method" in capsys.readouterr().err) == (method == "sentinel")

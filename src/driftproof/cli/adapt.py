@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from driftproof.cli.adapt_run import AdaptRun
-from driftproof.cli.alarm_options import AlarmRate, AlarmThreshold, make_alarm
+from driftproof.cli.alarm_options import AlarmRate, AlarmThreshold, make_alarm, warn_about_rate
 from driftproof.cli.class_names import parse_classes
 from driftproof.cli.device import Device, move_model, resolve_device
 from driftproof.cli.exit_codes import ExitCode
@@ -139,6 +139,7 @@ def adapt_command(
         columns = make_columns(names=bool(names), top_k=top_k, labels=known is not None)
         network = move_model(load_model(model, weights, classes, preprocessing), target)
         adapter = build_guarded(method, network, options, guard)
+        warn_about_rate(adapter, novelty_alarm)
         checkpoint = None
         if is_resumed:
             checkpoint, is_older = folder.snapshots.load(adapter, novelty_alarm)

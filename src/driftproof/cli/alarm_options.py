@@ -7,9 +7,10 @@ import typer
 from driftproof.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from driftproof.adapter import Adapter
     from driftproof.alarm import Alarm
 
-__all__ = ["AlarmRate", "AlarmThreshold", "make_alarm"]
+__all__ = ["AlarmRate", "AlarmThreshold", "make_alarm", "warn_about_rate"]
 
 AlarmThreshold = Annotated[
     float | None, typer.Option("--alarm", help="Flag images with a novelty above this threshold.")
@@ -38,3 +39,15 @@ def make_alarm(threshold: float | None, rate: float | None) -> "Alarm | None":
     if rate is not None:
         return Alarm.from_false_alarm_rate(rate)
     return None if threshold is None else Alarm(threshold)
+
+
+def warn_about_rate(adapter: "Adapter", alarm: "Alarm | None") -> None:
+    """Say so if the alarm's rate will not hold, since the adapter learns its novelty score in the stream."""
+    from driftproof.scores.detected import Detected
+
+    if alarm is not None and alarm.rate is not None and isinstance(adapter.method.novelty, Detected):
+        typer.echo(
+            "warning: `--alarm-rate` does not hold with this method, which learns its novelty score in the stream: far "
+            "more or fewer images may be flagged. Use `--method adapt`, or `--alarm` with a threshold.",
+            err=True,
+        )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from driftproof.cli.alarm_options import AlarmRate, AlarmThreshold, make_alarm
+from driftproof.cli.alarm_options import AlarmRate, AlarmThreshold, make_alarm, warn_about_rate
 from driftproof.cli.class_names import parse_classes
 from driftproof.cli.device import Device, move_model, resolve_device
 from driftproof.cli.exit_codes import ExitCode
@@ -130,6 +130,7 @@ def serve_command(
     )
     network = move_model(load_model(model, weights, classes, preprocessing), resolve_device(device))
     adapter = build_guarded(method, network, parse_method_options(option), guard)
+    warn_about_rate(adapter, novelty_alarm)
     with progress_bar() as progress:
         if follow is None and not (resume and state is not None and state.exists()):
             load_or_prepare(adapter, source, preprocessing.size, progress)
