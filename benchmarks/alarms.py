@@ -13,7 +13,8 @@ scores of a stream alone tell that it holds unknown images is shown by a fit of 
 `--scores FILE` keeps the scores, or reads them where the file exists: then only the alarms run.
 
 With `--known-first` the stream begins with 2,000 known images under a corruption that is not among the domains, the
-alarm of the stream is calibrated on them, and then half of the images are unknown.
+alarm of the stream is calibrated on them, and then a tenth or half of the images are unknown. With `--method` a tenth
+is left out.
 """
 
 import argparse
@@ -43,7 +44,12 @@ DOMAINS = {"five": ("gaussian_noise", "glass_blur", "fog", "contrast", "jpeg_com
 BEFORE = {"five": "speckle_noise", "held-out": "shot_noise"}
 """The corruption of the images that the stream of `--known-first` begins with."""
 
-STREAMS = {"known only": None, "half unknown": "svhn-c"}
+TENTH = "a tenth unknown"
+STREAMS: dict[str, dict[str, Any]] = {
+    "known only": {"unknown": None},
+    TENTH: {"unknown": "svhn-c", "unknown_share": 0.1},
+    "half unknown": {"unknown": "svhn-c"},
+}
 SCORES = ("default", "energy", "msp")
 RATES = (0.01, 0.02, 0.05, 0.1)
 METHODS: dict[str, Callable[..., dp.Adapter]] = {"source": dp.source, "adapt": dp.adapt, "sentinel": dp.sentinel}
@@ -158,10 +164,8 @@ def predict(files: LocalFiles, network: dp.Adapter, specs: Iterable[Spec], devic
 
 def make_specs(domains: tuple[str, ...], limit: int | None) -> dict[str, Spec]:
     """Return the streams by name."""
-    return {
-        name: replace(make_spec("bn_adapt", "cifar10-c", "wrn40_2", unknown=unknown), domains=domains, limit=limit)
-        for name, unknown in STREAMS.items()
-    }
+    known = make_spec("bn_adapt", "cifar10-c", "wrn40_2", unknown=None)
+    return {name: replace(known, domains=domains, limit=limit, **options) for name, options in STREAMS.items()}
 
 
 def predict_all(files: LocalFiles, arguments: argparse.Namespace) -> Scores:
@@ -172,10 +176,12 @@ def predict_all(files: LocalFiles, arguments: argparse.Namespace) -> Scores:
     network = make(files.model(known).to(device), channels_last=True)
     batches = islice(files.source(known, device), arguments.sources // 200)
     calibration = [compute_scores(network, images) for images, _ in batches]
+    if method is not None:
+        del specs[TENTH]
     parts: dict[str, list[Spec]] = {name: [spec] for name, spec in specs.items()}
     if arguments.known_first:
         start = replace(known, domains=(BEFORE[arguments.domains],), limit=FIRST)
-        parts = {"half unknown, known first": [start, specs["half unknown"]]}
+        parts = {f"{name}, known first": [start, spec] for name, spec in specs.items() if spec.unknown}
     streams = {name: predict(files, network, each, device) for name, each in parts.items()}
     if method is not None or arguments.known_first:
         return Scores(calibration, streams, [], {})
@@ -183,6 +189,7 @@ def predict_all(files: LocalFiles, arguments: argparse.Namespace) -> Scores:
     halves = {
         name: predict(files, network, [replace(spec, limit=min(HALF, spec.limit or HALF))], device)
         for name, spec in specs.items()
+        if name != TENTH
     }
     network.reset()
     return Scores(calibration, streams, [compute_scores(network, images.to(device)) for images in new], halves)

@@ -93,11 +93,12 @@ class Alarm:
         """Return an alarm that flags about a share `rate` of the images, or pixels, of known classes.
 
         The threshold follows the stream: every call updates it from the latest scores before it flags. It is their
-        upper quantile, but at most what a shift explains (see `KnownQuantile`). Calibrate on source images if the
-        stream may hold unknown images from the start: without, the first `window` scores count as known. Best are
-        images that the network was not trained on; otherwise say so with `trained_on`. With `dp.adapt` and `dp.source`
-        calibrate on the stream: clean images are too familiar to networks that use training's statistics. The rate
-        does not hold for the score of `dp.sentinel`, which is learned in the stream.
+        upper quantile, but at most what a shift explains (see `KnownQuantile`). Without a calibration the first
+        `window` scores count as known, so the stream should begin with images of known classes. If many of the first
+        may be unknown, and both networks normalize with batch statistics, calibrate on images that the network was
+        trained on and set `trained_on`; with any others up to three times too many are flagged. With `dp.adapt` and
+        `dp.source` only the stream will do: clean images are too familiar to networks that use training's statistics.
+        The rate does not hold for the score of `dp.sentinel`, which is learned in the stream.
 
         Args:
             rate: Share of known images to flag, above 0 and below 1.
