@@ -97,8 +97,9 @@ class Alarm:
         `window` scores count as known, so the stream should begin with images of known classes. If many of the first
         may be unknown, and both networks normalize with batch statistics, calibrate on images that the network was
         trained on and set `trained_on`; with any others up to three times too many are flagged. With `dp.adapt` and
-        `dp.source` only the stream will do: clean images are too familiar to networks that use training's statistics.
-        The rate does not hold for the score of `dp.sentinel`, which is learned in the stream.
+        `dp.source` prefer the stream: networks that use training's statistics are too sure of clean images. The rate
+        does not hold for the score of `dp.sentinel`, which is learned in the stream. It was measured with one network:
+        count how many known images are flagged under a shift before you rely on it.
 
         Args:
             rate: Share of known images to flag, above 0 and below 1.
