@@ -274,18 +274,6 @@ def test_documented_thresholds_are_those_of_the_code():
         assert [dp.Health(**indicators).state == state for indicators in beyond] == [True] * 3
 
 
-def test_readme_quotes_the_measured_novelty():
-    page = (ROOT / "results" / "novelty" / "novelty.md").read_text()
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    for name in ("CIFAR-10-C", "CIFAR-100-C"):
-        found = []
-        for number in (1, 5):
-            head = f"## {name.replace('-', '', 1).lower()}, round {number}: AUROC, unknown against all known\n"
-            rows = ([cell.strip("* ") for cell in line.split("|")] for line in page.partition(head)[2].splitlines())
-            found += next(row[2:-2] for row in rows if row[1:2] == ["default"])
-        assert f"{min(map(float, found)):.0f} to {max(map(float, found)):.0f} % on {name}" in readme
-
-
 def test_readme_quotes_the_leaderboard_and_the_speed():
     readme = " ".join((ROOT / "README.md").read_text().split())
     table = (

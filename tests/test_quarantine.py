@@ -75,7 +75,7 @@ def compose(model, **choices):
     ],
 )
 def test_run_with_a_bad_image_equals_a_run_that_rejects_a_good_one_in_its_place(damage, engine):
-    """Answers, weights, optimizer, teacher, running statistics and health, to the last bit."""
+    """Answers, novelty, weights, optimizer, teacher, running statistics and health, to the last bit."""
     model, good = build("wide_resnet"), torch.arange(64) != BAD
     bad = use_engine(compose(model), engine)
     other = use_engine(compose(model, select=WithoutBad()), engine)
@@ -83,7 +83,9 @@ def test_run_with_a_bad_image_equals_a_run_that_rejects_a_good_one_in_its_place(
         answer, expected = bad(damage(images)), other(with_stand_in(images))
         assert torch.equal(answer[good], expected[good])
         assert answer[BAD].isnan().all()
-        assert bad.last.novelty[BAD].isnan()
+        novelty, expected = bad.last.novelty, other.last.novelty
+        assert torch.equal(novelty[good], expected[good])
+        assert novelty[BAD].isnan()
         assert bad.last.quarantined.tolist() == (~good).tolist()
         assert torch.equal(bad.last.selected, good)
         assert bad.last.stepped
