@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import driftproof as dp
 from cases import batches
 from driftproof.alarm import KnownQuantile
-from driftproof.alarm.known_quantile import LINES
+from driftproof.alarm.known_quantile import GATE, LINES
 from networks import build
 
 
@@ -237,7 +237,9 @@ def test_tracked_threshold_equals_its_definition(rate, known, unknown, seed, tra
         return base + slope * z + (rise - narrows * z) * (low - usual)
 
     normal, ordered = to_normal(scores.numpy()), sorted(scores.tolist())
-    trust = min(max(((normal > bound(0.05)).mean() / 0.05 - 1.5) / 0.5, 0), 1)
+    first, full = GATE
+    is_beyond = sorted(normal)[(len(normal) - 1) // 2] > 2.33
+    trust = 0 if is_beyond else min(max(((normal > bound(0.05)).mean() / 0.05 - first) / (full - first), 0), 1)
     limit = ordered[max(len(scores) - 1 - int(rate * len(scores) + 1e-9), 0)]
     above = to_normal(limit) + trust * min(0, bound(rate) - to_normal(limit))
     explained = int((normal <= above + 1e-12).sum())

@@ -1,6 +1,7 @@
 """The benchmarks of alarms: the fit of the lines, and the scores that are kept between two measurements."""
 
 import importlib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import scipy.stats
 import torch
 
 import driftproof as dp
-from driftproof.alarm.known_quantile import LINES
+from driftproof.alarm.known_quantile import GATE, LINES, KnownQuantile
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -21,45 +22,84 @@ alarms = importlib.import_module("alarms")
 LINE = (0.6, 0.8, 0.9, 0.1)
 
 
-def make_rows(shifts, unknown=()):
+def spread_normal(count):
+    return scipy.stats.norm.ppf((numpy.arange(count) + 0.5) / count)
+
+
+def make_rows(shifts):
     """Rows of known images whose upper scores are exactly on `LINE`, and whose low ones have shifted."""
-    z = scipy.stats.norm.ppf((numpy.arange(1000) + 0.5) / 1000)
-    calibration = scipy.stats.norm.ppf((numpy.arange(5000) + 0.5) / 5000)
+    calibration = spread_normal(5000).tolist()
     for group in ("images of training", "new images"):
-        yield {"images": "cifar10", "group": group, "known": calibration.tolist()}
-    base, slope, rise, narrows = LINE
+        yield {"images": "cifar10", "group": group, "known": calibration}
+    z, (base, slope, rise, narrows) = spread_normal(1000), LINE
     for shift in shifts:
         known = numpy.where(z < 0, z + shift, base + slope * z + (rise - narrows * z) * shift)
         known = numpy.sort(numpy.where(z < 0, numpy.minimum(known, 0), known))
-        yield {
-            "images": "cifar10",
-            "group": "half unknown",
-            "shift": str(shift),
-            "known": known.tolist(),
-            "unknown": [],
-        }
+        # The 2 % quantile of all is the 4 % quantile of the known ones.
+        known -= numpy.where(z < -1, scipy.stats.norm.ppf(0.04) - scipy.stats.norm.ppf(0.02), 0)
+        row = {"images": "cifar10", "group": "half unknown", "shift": str(shift), "known": known.tolist()}
+        yield row | {"unknown": (4 + z).tolist()}
+
+
+def read(path, rows):
+    (path / "lines.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [{}, *rows]))
+    return alarm_lines.read_groups(path / "lines.jsonl")
 
 
 def test_fit_finds_the_line_that_made_the_scores(tmp_path):
-    lines = [{}, *make_rows((0.0, 0.2, 0.4, 0.7))]
-    (tmp_path / "lines.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    groups = alarm_lines.read_groups(tmp_path / "lines.jsonl")
+    groups = read(tmp_path, make_rows((0.0, 0.2, 0.4, 0.7)))
     assert [len(groups[name]) for name in ("trained on", "new", "stream")] == [4, 4, 0]
-    assert [shift for shift, _ in groups["new"]] == pytest.approx([0.0, 0.2, 0.4, 0.7], abs=0.02)
+    assert [group.shift for group in groups["new"]] == pytest.approx([0.0, 0.2, 0.4, 0.7], abs=0.02)
     found = alarm_lines.fit(groups["new"])
     ratios = alarm_lines.measure(found, groups["new"])
     assert ratios == pytest.approx(numpy.ones((4, 4)), abs=0.11)
-    z = numpy.array([1.28, 2.33])
-    for shift in (0.0, 0.7):
-        expected, fitted = (b + s * z + (r - n * z) * shift for b, s, r, n in (LINE, found))
+    for z, shift in itertools.product(numpy.array([1.28, 2.33]), (0.0, 0.7)):
+        expected, fitted = (alarm_lines.find_bound(line, z, shift) for line in (LINE, found))
         assert fitted == pytest.approx(expected, abs=0.04)
 
 
-def test_lines_of_the_alarm_are_what_the_committed_rows_give():
+@pytest.mark.parametrize("name", ["trained on", "new"])
+@pytest.mark.parametrize("stream", ["known only", "a tenth unknown", "half unknown"])
+def test_benchmark_measures_the_rule_of_the_alarm(name, stream):
+    """At each rate the measured share is that of the alarm with the same scores as its window."""
+    row = {"group": stream, "known": spread_normal(2000) * 1.1 + 0.2, "unknown": 2.5 + 0.5 * spread_normal(2000)}
+    usual, known = torch.from_numpy(spread_normal(5000)), torch.from_numpy(row["known"])
+    group = alarm_lines.compare(row, usual)
+    count = round(2000 * alarm_lines.STREAMS[stream])
+    unknown = torch.from_numpy(row["unknown"])
+    scores = torch.cat(
+        [alarm_lines.spread(known, 2000 - count), *([alarm_lines.spread(unknown, count)] if count else [])]
+    )
+    (ratios,) = alarm_lines.measure(LINES[name], [group], GATE)
+    for rate, ratio in zip(alarm_lines.RATES, ratios, strict=True):
+        rule = KnownQuantile(float(rate), 2000, usual, trained_on=name == "trained on")
+        rule._latest = scores
+        assert ratio * rate == pytest.approx(float((known > rule.compute()).double().mean()), abs=0.002)
+
+
+def test_gate_opens_where_unknown_images_are_told_from_hard_ones():
+    """Half of the hard streams are known, and their bound is far too low; the other half needs its bound."""
+    z = spread_normal(2000)
+    hard = alarm_lines.Group("known only", 0.0, numpy.sort(z * 1.35), numpy.sort(z * 1.35))
+    mixed = numpy.sort(numpy.concatenate([z[::2], 3 + 0.3 * z[::2]]))
+    open_set = alarm_lines.Group("half unknown", 0.0, z, mixed)
+    tenth = alarm_lines.Group("a tenth unknown", 0.0, z, numpy.sort(numpy.concatenate([z[::10], z, 3 + 0.3 * z[::9]])))
+    lines, groups = {"new": (0.0, 1.0, 0.0, 0.0)}, {"new": [hard, open_set, tenth]}
+    few, many = alarm_lines.choose_gate(lines, groups)
+    excess = [(group.of_all > scipy.stats.norm.isf(0.05)).mean() / 0.05 for group in (hard, open_set)]
+    assert few < many <= excess[1]
+    chosen, worst = (
+        numpy.mean(list(alarm_lines.count_near(lines, groups, gate).values())) for gate in ((few, many), (2.5, 4.0))
+    )
+    assert chosen > worst
+
+
+def test_lines_and_gate_of_the_alarm_are_what_the_committed_rows_give():
     groups = alarm_lines.read_groups(ROOT / "results/alarms/lines.jsonl")
     assert groups.keys() == LINES.keys()
     for name, each in groups.items():
         assert alarm_lines.fit(each) == pytest.approx(numpy.array(LINES[name]), abs=0.011), name
+    assert alarm_lines.choose_gate(LINES, groups) == GATE
 
 
 def test_kept_scores_are_read_as_they_were_written(tmp_path):
