@@ -114,7 +114,14 @@ def eata_crowd(model, **options):
     return dp.eata(model, fisher=False, select=dp.ConfidenceDifference(), **options)
 
 
-@pytest.mark.parametrize("make", [crowd, dp.tent, dp.eata, eata_crowd, dp.adapt], ids=lambda make: make.__name__)
+def resetting_tent(model, **options):
+    return dp.tent(model, after=dp.after.AdaptiveReset(), **options)  # compares with the frozen network after the step
+
+
+METHODS = [crowd, dp.tent, dp.eata, eata_crowd, resetting_tent, dp.adapt]
+
+
+@pytest.mark.parametrize("make", METHODS, ids=lambda make: make.__name__)
 def test_default_is_the_frozen_networks_centered_entropy_of_cosines(make, model):
     """However much the method learns, its score is that of a method that learns nothing."""
     if make is dp.adapt:

@@ -22,6 +22,7 @@ from driftproof.errors import ModelError
 from driftproof.optimizers import match_strides
 from driftproof.quarantine import expand_mask, mask_like
 from driftproof.record import Record, StepResult
+from driftproof.scores import Unfamiliarity
 
 __all__ = ["ObjectiveFn", "train_step"]
 
@@ -59,11 +60,15 @@ def train_step(
         learned, found, gradients = _find_gradients(method, state, step, judged.good, make_step, objective)
 
         with torch.no_grad():
-            novelty = compute_novelty(method, step)  # while the parameters are those that predicted
+            # While the parameters are those that predicted. The default score needs none of them.
+            waits = isinstance(method.novelty, Unfamiliarity)
+            novelty = None if waits else compute_novelty(method, step)
 
             # The optimizer's step, and what follows it.
             update = _take_step(method, state, gradients, len(images))
             _act_after(method, state, learned, update)
+            if novelty is None:  # by now it is known whether the frozen network ran
+                novelty = compute_novelty(method, step)
 
             # Keep it, or undo it.
             verdict = judge_step(
