@@ -100,6 +100,8 @@ def test_lines_and_gate_of_the_alarm_are_what_the_committed_rows_give():
     for name, each in groups.items():
         assert alarm_lines.fit(each) == pytest.approx(numpy.array(LINES[name]), abs=0.011), name
     assert alarm_lines.choose_gate(LINES, groups) == GATE
+    near = numpy.mean(list(alarm_lines.count_near(LINES, groups, GATE).values()))
+    assert f"There {100 * near:.0f} % of all rates are within" in (ROOT / "docs/novelty.md").read_text()
 
 
 def test_kept_scores_are_read_as_they_were_written(tmp_path):

@@ -150,9 +150,9 @@ def test_page_about_the_demo_shows_the_rows_of_five_seeds(monkeypatch):
     after_clean = [run["garments"] for run in found["alarms from the stream"]]
     rates = [f"{min(each):.1f} to {max(each):.1f} % of the garments" for each in (garments, after_clean)]
     assert f"it flagged {rates[1]}" in text
-    concepts = " ".join((ROOT / "docs" / "concepts.md").read_text().split())
-    assert f"{rates[0]} were flagged where 5 % were asked for" in concepts
-    assert f"{rates[1].removesuffix(' of the garments')} after clean garments at the beginning" in concepts
+    novelty_page = " ".join((ROOT / "docs" / "novelty.md").read_text().split())
+    assert f"{rates[0]} were flagged where 5 % were asked for" in novelty_page
+    assert f"{rates[1].removesuffix(' of the garments')} after clean garments at the beginning" in novelty_page
     assert f"rejected {rejected['bags']:.0f} % of the bags and {rejected['garments']:.0f} % of the garments" in text
     assert f"Of {found['batches']} batches, {found['batches with a step']} had a step" in page
 
