@@ -5,7 +5,6 @@ python benchmarks/pictures.py [--results results] [--out docs/images]
 rounds.svg       error over fifty rounds among unknown images: TENT, TENT with selection, BN Adapt, source, sentinel
 leaderboard.svg  error and AUROC of every method of the leaderboard
 streams.svg      accuracy of source, TENT with selection and `dp.adapt` in streams that are hard for an adapter
-novelty.svg      how well novelty scores separate known from unknown images
 
 `make results` runs this.
 """
@@ -150,34 +149,6 @@ def draw_streams(frame: pl.DataFrame) -> alt.LayerChart:
     return alt.LayerChart(layer=[spans, dots], width=300, height=30 * len(STREAMS))
 
 
-def novelty_rows(folder: Path) -> pl.DataFrame:
-    """Return the AUROC of each of the frozen network's scores with TENT and selection, in round 1, by data set."""
-    cells = []
-    for name, title in (("cifar10-c", "CIFAR-10-C"), ("cifar100-c", "CIFAR-100-C")):
-        lines = (folder / f"{name}-tent+crowd.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = [row for row in map(json.loads, lines) if row.get("round") == 1]
-        for score in ("cosine_entropy", "cosine", "entropy", "msp", "max_logit", "energy", "confidence_difference"):
-            values = [row[f"{score}/known/auroc"] for row in rows]
-            cells.append({"set": title, "score": score.replace("_", " "), "value": sum(values) / len(values)})
-    return pl.DataFrame(cells)
-
-
-def draw_novelty(frame: pl.DataFrame) -> alt.HConcatChart:
-    """Draw a bar per score and data set, with a rule at chance."""
-    panels = []
-    for (title,), rows in frame.group_by("set", maintain_order=True):
-        y = alt.Y("score:N", sort=None, title=None, axis=alt.Axis(labelLimit=200))
-        x = alt.X("value:Q", title="AUROC, known against unknown, %", scale=alt.Scale(domain=[0, 100]))
-        base = alt.Chart(rows)
-        bars = base.mark_bar(color=PALETTE[0]).encode(x=x, y=y)
-        numbers = base.mark_text(align="left", dx=3, fontSize=11).encode(
-            x=x, y=y, text=alt.Text("value:Q", format=".1f")
-        )
-        chance = alt.Chart(pl.DataFrame({"at": [50]})).mark_rule(strokeDash=[4, 3], color=PALETTE[1]).encode(x="at:Q")
-        panels.append(alt.LayerChart(layer=[bars, numbers, chance], width=180, height=150, title=str(title)))
-    return alt.HConcatChart(hconcat=panels)
-
-
 def write_picture(chart: Any, path: Path) -> None:  # noqa: ANN401  # any chart of Altair
     """Write a chart with room at its sides, in a font that is about as wide everywhere."""
     chart.padding = {"left": 12, "right": 24, "top": 8, "bottom": 8}
@@ -201,7 +172,6 @@ def main(arguments: list[str] | None = None) -> None:
             leaderboard_rows(options.results / "leaderboard" / "cifar10", options.results / "sentinel" / "proof")
         ),
         "streams": draw_streams(stream_rows(options.results / "safety")),
-        "novelty": draw_novelty(novelty_rows(options.results / "novelty")),
     }
     for name, chart in pictures.items():
         write_picture(chart, options.out / f"{name}.svg")
