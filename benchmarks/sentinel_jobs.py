@@ -13,9 +13,23 @@ from driftproof.augment import crop_and_flip
 from driftproof.two_groups import fit_otsu
 from sentinel_streams import Shares, Stream, keep_statistics, make_network, running_statistics, trainable
 
-SHIFTS = {"shift": True, "shift_back": False}
-"""Mirror images, moved by a pixel to the right and down, or to the left and up."""
-FROZEN_VIEWS = ("none", "flip", *SHIFTS)
+KERNELS = {
+    "shift": (1.0, 0.0, 0.0),
+    "shift_back": (0.0, 0.0, 1.0),
+    "half": (0.5, 0.5, 0.0),
+    "half_back": (0.0, 0.5, 0.5),
+    "quarter": (0.25, 0.75, 0.0),
+    "quarter_back": (0.0, 0.75, 0.25),
+    "further": (0.5, 0.0, 0.5),
+    "smooth": (0.125, 0.75, 0.125),
+    "smoother": (0.25, 0.5, 0.25),
+    "sharp": (-0.125, 1.25, -0.125),
+}
+"""Views of mirror images: each pixel is this mean of its neighbor before it, itself and the one after, on both axes.
+
+So `shift` moves them by a pixel to the right and down, and `half` by half a pixel, which smooths them.
+"""
+VIEWS = ("none", "flip", *KERNELS)
 
 
 @dataclass(frozen=True)
@@ -67,7 +81,7 @@ class Learner:
     spread: str = "known"
     window: int = 0
     frozen_alpha: Shares | None = None
-    views: bool = False
+    views: tuple[str, ...] = ()
 
     @property
     def frozen_rule(self) -> tuple[Shares, int]:
@@ -118,11 +132,13 @@ class Job:
         """A view of the batch."""
         if view == "flip":
             return images.flip(-1)
-        if view in SHIFTS:
-            right = SHIFTS[view]
-            padded = pad(images.flip(-1), (1, 1, 1, 1), mode="replicate")
-            rows, columns = (slice(0, -2), slice(0, -2)) if right else (slice(2, None), slice(2, None))
-            return padded[..., rows, columns].contiguous(memory_format=torch.channels_last)
+        if view in KERNELS:
+            images = pad(images.flip(-1), (1, 1, 1, 1), mode="replicate")
+            for axis in (-2, -1):
+                size = images.shape[axis] - 2
+                parts = [share * images.narrow(axis, at, size) for at, share in enumerate(KERNELS[view]) if share]
+                images = torch.stack(parts).sum(dim=0)
+            return images.contiguous(memory_format=torch.channels_last)
         if view == "crop":
             return crop_and_flip(images, self.generator).contiguous(memory_format=torch.channels_last)
         return images
@@ -314,8 +330,8 @@ class LearnerJob(Job):
             logits = self.network(self.see(images, choice.first))
             with torch.no_grad():
                 flipped = self.network(self.see(images, choice.second))
-                if choice.views:
-                    self.store("shift", self.network(self.see(images, "shift")))
+                for view in choice.views:
+                    self.store(view, self.network(self.see(images, view)))
         log_p = logits.log_softmax(dim=1)
         with torch.no_grad():
             frozen_p = frozen.log_softmax(dim=1)
@@ -413,7 +429,7 @@ class FrozenJob(Job):
         """Predict and learn."""
         images = self.images()
         for rule, network in self.networks.items():
-            for view in FROZEN_VIEWS:
+            for view in VIEWS:
                 self.store(f"{rule} {view}", network(self.see(images, view)))
             keep_statistics(network)
         self.counter.add_(1)
@@ -426,4 +442,4 @@ def run_frozen(
     job = FrozenJob(model, stream, rules, classes, device)
     run_together([job], start, 1e9)
     for rule in rules:
-        stream.frozen[rule] = {view: job.results[f"{rule} {view}"] for view in FROZEN_VIEWS}
+        stream.frozen[rule] = {view: job.results[f"{rule} {view}"] for view in VIEWS}

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sentinel_jobs import Learner, Sentinel
+from sentinel_jobs import VIEWS, Learner, Sentinel
 
 _BASE = Learner("base")
 _SECOND = Learner("second", sentinel="flip", alpha=(0.3, 0.3), lr=1e-3, pull=1e-2)
@@ -13,7 +13,8 @@ _STILL = replace(_BLENDED, momentum=1.0)
 _FOURTH = replace(_CHOSEN, name="lambda0.5", sentinel="blend0.3")
 _PRESENT = replace(_FOURTH, name="present", sentinel="still")
 _ALONE = replace(_PRESENT, sentinel="none")
-_DEFAULT = replace(_ALONE, name="default", weighted=True, views=True)
+_DEFAULT = replace(_ALONE, name="default", weighted=True, views=("shift",))
+_SEEN = replace(_DEFAULT, views=VIEWS)
 _OWN_ALPHA = replace(_DEFAULT, name="alpha0.4", alpha=(0.4, 0.4), frozen_alpha=(0.3, 0.3))
 _GROWING = replace(_OWN_ALPHA, name="growing", alpha=(0.1, 0.5))
 _DETECTOR = replace(_STILL, name="default", pull=2e-3, open_only=True)
@@ -192,10 +193,10 @@ PLANS = {
     "seventh": {
         "sentinels": [],
         "learners": [
-            replace(_ALONE, views=True),
-            replace(_ALONE, name="weighted", weighted=True, views=True),
-            replace(_ALONE, name="frozen0.1-0.5", frozen_alpha=(0.1, 0.5), views=True),
-            replace(_ALONE, name="weighted_frozen0.1-0.5", weighted=True, frozen_alpha=(0.1, 0.5), views=True),
+            replace(_ALONE, views=("shift",)),
+            replace(_ALONE, name="weighted", weighted=True, views=("shift",)),
+            replace(_ALONE, name="frozen0.1-0.5", frozen_alpha=(0.1, 0.5), views=("shift",)),
+            replace(_ALONE, name="weighted_frozen0.1-0.5", weighted=True, frozen_alpha=(0.1, 0.5), views=("shift",)),
         ],
     },
     "eighth": {
@@ -230,9 +231,9 @@ PLANS = {
             _DEFAULT,
         ],
     },
-    "tenth": {  # the same shares in the learner, the frozen network and the sentinel
+    "tenth": {  # the same shares in the learner, the frozen network and the sentinel, and every view of an answer
         "sentinels": [_DETECTOR, *(replace(_DETECTOR, name=name, alpha=pair) for name, pair in _PAIRS.items())],
-        "learners": [_DEFAULT, *(replace(_DEFAULT, name=name, alpha=pair) for name, pair in _PAIRS.items())],
+        "learners": [_SEEN, *(replace(_SEEN, name=name, alpha=pair) for name, pair in _PAIRS.items())],
     },
     "long_pull": {
         "sentinels": [replace(_STILL, name="pull0"), replace(_STILL, name="pull2e-3", pull=2e-3)],

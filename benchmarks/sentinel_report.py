@@ -1,5 +1,6 @@
 """What sentinels and learners reached, for `sentinel_research.py`."""
 
+import itertools
 import math
 from typing import Any
 
@@ -106,8 +107,8 @@ def report_learner(job: LearnerJob) -> dict[str, Any]:
     parts = {"l": job.results["learner"].log_softmax(dim=2), "x": job.results["flipped"].log_softmax(dim=2)}
     stored = job.stream.frozen.get(job.choice.frozen_rule, {})
     letters_of = {"none": "f", "flip": "g", "shift": "h", "shift_back": "k"}
-    parts |= {letters_of[view]: _repeat(logits, job.rounds) for view, logits in stored.items()}
-    if job.choice.views:
+    parts |= {letter: _repeat(stored[view], job.rounds) for view, letter in letters_of.items() if view in stored}
+    if "shift" in job.results:
         parts["y"] = job.results["shift"].log_softmax(dim=2)
     if job.sentinel is not None:
         parts["s"] = job.sentinel.results["logits"].log_softmax(dim=2)
@@ -118,8 +119,10 @@ def report_learner(job: LearnerJob) -> dict[str, Any]:
         mixed = combine(parts, letters)
         if mixed is not None:
             errors[letters] = by_round(job, mixed)
-    if "y" in parts and "k" in parts:
+    if job.choice.views == ("shift",) and "k" in parts:
         errors |= report_answers(job, parts)
+    elif job.choice.views:
+        errors |= report_views(job, stored)
     domains = {}
     for letters in ("l", "f", "lx", "fg", "lxg", "lxfg", "em", "emfg"):
         mixed = combine(parts, letters)
@@ -177,6 +180,20 @@ def report_answers(job: LearnerJob, parts: dict[str, Tensor]) -> dict[str, list[
             found[name] = by_round(job, balance(mean, strength, window, counted))
     for strength in (0.5, 1.0):
         found[f"lyfk/balanced in the batch {strength}"] = by_round(job, balance_batch(mean, strength))
+    return found
+
+
+def report_views(job: LearnerJob, stored: dict[str, Tensor]) -> dict[str, list[float]]:
+    """Errors of answers with the learner and the frozen network on the images, and each on another view of them."""
+    ours = {view: job.results[view].log_softmax(dim=2) for view in job.choice.views}
+    theirs = {view: _repeat(stored[view], job.rounds) for view in stored}
+    plain = ours["none"] + theirs["none"]
+    found = {}
+    for first, second in itertools.product(ours, theirs):
+        found[f"lf {first} {second}"] = by_round(job, plain + ours[first] + theirs[second])
+    for view in ours:
+        found[f"l {view}"] = by_round(job, ours[view])
+        found[f"f {view}"] = by_round(job, theirs[view])
     return found
 
 

@@ -27,7 +27,7 @@ from networks import CLASSES, build
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 sentinel_streams = importlib.import_module("sentinel_streams")
 sentinel_plans = importlib.import_module("sentinel_plans")
-sentinel_choose_share = importlib.import_module("sentinel_choose_share")
+sentinel_choose_views = importlib.import_module("sentinel_choose_views")
 
 
 @pytest.fixture
@@ -466,8 +466,8 @@ def rows_of_search(name, errors, areas):
 def test_shares_are_chosen_by_errors_and_auroc(errors, areas, expected):
     grown = [*rows_of_search("grown", errors, areas)]
     default = [*rows_of_search("default", (8.1, 9.0, 30.0, 32.0), (98.0, 97.0))]
-    assert sentinel_choose_share.choose_share([*default, *grown]) == expected
-    assert sentinel_choose_share.choose_share(grown) == "default"
+    assert sentinel_choose_views.choose([*default, *grown]) == (expected, "lyfk")
+    assert sentinel_choose_views.choose(grown) == ("default", "lyfk")
 
 
 def test_equal_shares_are_bit_equal_to_the_number(model):
