@@ -11,6 +11,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -23,6 +24,7 @@ from driftproof.adapter.engines import compiled
 from driftproof.models import build_model
 from tables import write_json
 
+EARLY = {"scope": dp.scopes.norm_affine(convolutions=1 / 3), "optimizer": partial(torch.optim.Adam, eps=1e-2)}
 _MAX_WAIT = 120.0
 _STEPS = 10
 
@@ -33,6 +35,8 @@ def variants() -> dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]]:
         "sentinel": (dp.sentinel, {}),
         "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference()}),
         "sentinel, learner and frozen mirror image": (dp.sentinel, {"members": "network+source_mirror", "shift": 0}),
+        "sentinel, early": (dp.sentinel, EARLY),
+        "sentinel, early, three": (dp.sentinel, EARLY | {"members": "network+source+source_mirror"}),
         "sentinel, learner alone": (dp.sentinel, {"members": "network"}),
         "sentinel, moving average": (dp.sentinel, {"detector_momentum": 0.999}),
         "paf_kip": (dp.paf_kip, {}),

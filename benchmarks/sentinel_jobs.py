@@ -82,6 +82,7 @@ class Learner:
     window: int = 0
     frozen_alpha: Shares | None = None
     views: tuple[str, ...] = ()
+    eps: float = 1e-8
 
     @property
     def frozen_rule(self) -> tuple[Shares, int]:
@@ -300,7 +301,9 @@ class LearnerJob(Job):
         self.frozen = make_network(model, choice.alpha, device) if choice.masked else None
         self.source = [parameter.detach().clone() for parameter in self.parameters]
         self.pull = choice.pull
-        self.optimizer = torch.optim.Adam(self.parameters, lr=choice.lr, capturable=device.type == "cuda")
+        self.optimizer = torch.optim.Adam(
+            self.parameters, lr=choice.lr, eps=choice.eps, capturable=device.type == "cuda"
+        )
         self.marginal = torch.full((classes,), 1 / classes, device=device)
         self._tensors = [*self.parameters, *self.averages, self.marginal, *running_statistics(self.network)]
         self.limit = 0.4 * math.log(classes)
@@ -414,13 +417,20 @@ def run_together(jobs: list[Job], start: float, deadline: float) -> bool:
 
 
 class FrozenJob(Job):
-    """The source network with a share of the batch's statistics, on every view of the images."""
+    """The source network with a share of the batch's statistics, on several views of the images."""
 
     def __init__(
-        self, model: nn.Module, stream: Stream, rules: list[tuple[Shares, int]], classes: int, device: torch.device
+        self,
+        model: nn.Module,
+        stream: Stream,
+        rules: list[tuple[Shares, int]],
+        views: list[str],
+        classes: int,
+        device: torch.device,
     ) -> None:
         super().__init__(stream, 1, classes, device)
         self.networks = {(alpha, window): make_network(model, alpha, device, window) for alpha, window in rules}
+        self.views = views
         self.optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
         self._tensors = [tensor for network in self.networks.values() for tensor in running_statistics(network)]
 
@@ -429,17 +439,23 @@ class FrozenJob(Job):
         """Predict and learn."""
         images = self.images()
         for rule, network in self.networks.items():
-            for view in VIEWS:
+            for view in self.views:
                 self.store(f"{rule} {view}", network(self.see(images, view)))
             keep_statistics(network)
         self.counter.add_(1)
 
 
 def run_frozen(
-    stream: Stream, model: nn.Module, rules: list[tuple[Shares, int]], classes: int, device: torch.device, start: float
+    stream: Stream,
+    model: nn.Module,
+    rules: list[tuple[Shares, int]],
+    views: list[str],
+    classes: int,
+    device: torch.device,
+    start: float,
 ) -> None:
-    """Store the predictions of the source network for every rule of statistics."""
-    job = FrozenJob(model, stream, rules, classes, device)
+    """Store the predictions of the source network for every rule of statistics and every view."""
+    job = FrozenJob(model, stream, rules, views, classes, device)
     run_together([job], start, 1e9)
     for rule in rules:
-        stream.frozen[rule] = {view: job.results[f"{rule} {view}"] for view in VIEWS}
+        stream.frozen[rule] = {view: job.results[f"{rule} {view}"] for view in views}

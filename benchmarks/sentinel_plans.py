@@ -18,6 +18,9 @@ _SEEN = replace(_DEFAULT, views=VIEWS)
 _OWN_ALPHA = replace(_DEFAULT, name="alpha0.4", alpha=(0.4, 0.4), frozen_alpha=(0.3, 0.3))
 _GROWING = replace(_OWN_ALPHA, name="growing", alpha=(0.1, 0.5))
 _DETECTOR = replace(_STILL, name="default", pull=2e-3, open_only=True)
+_MIXED = replace(_DEFAULT, alpha=(0.2, 0.5))
+_STEADY = replace(_MIXED, scope="all", pull=1e-3, eps=1e-2)
+_EARLY = replace(_STEADY, scope="early")
 _PAIRS = {
     f"{first}-{last}": (first, last) for first, last in ((0.1, 0.5), (0.2, 0.4), (0.2, 0.5), (0.2, 0.6), (0.3, 0.5))
 }
@@ -234,6 +237,55 @@ PLANS = {
     "tenth": {  # the same shares in the learner, the frozen network and the sentinel, and every view of an answer
         "sentinels": [_DETECTOR, *(replace(_DETECTOR, name=name, alpha=pair) for name, pair in _PAIRS.items())],
         "learners": [_SEEN, *(replace(_SEEN, name=name, alpha=pair) for name, pair in _PAIRS.items())],
+    },
+    "eleventh": {  # with a large eps Adam's steps are as large as the gradients, where these are small
+        "sentinels": [],
+        "learners": [
+            replace(_MIXED, name="0.2-0.5"),
+            replace(_MIXED, name="pull1e-3", pull=1e-3),
+            replace(_STEADY, name="all_1e-4", lr=1e-4),
+            replace(_STEADY, name="all_3e-4", lr=3e-4),
+            replace(_STEADY, name="all_1e-3"),
+            replace(_STEADY, name="all_3e-3", lr=3e-3),
+            replace(_STEADY, name="all_1e-3_pull3e-3", pull=3e-3),
+            replace(_STEADY, name="all_3e-3_pull1e-2", lr=3e-3, pull=1e-2),
+            replace(_STEADY, name="affine_1e-2", scope="affine", lr=1e-2),
+            replace(_STEADY, name="early_1e-3", scope="early"),
+            replace(_STEADY, name="all_1e-4_eps1e-3", lr=1e-4, eps=1e-3),
+            replace(_STEADY, name="all_3e-4_lambda1", lr=3e-4, mean_entropy=1.0),
+            replace(_STEADY, name="all_3e-4_all_samples", lr=3e-4, diff=False),
+            replace(_STEADY, name="all_3e-4_equal", lr=3e-4, weighted=False),
+        ],
+    },
+    "twelfth": {
+        "sentinels": [],
+        "learners": [
+            replace(_EARLY, name="early"),
+            replace(_EARLY, name="early_0.3", alpha=(0.3, 0.3)),
+            _DEFAULT,
+            replace(_EARLY, name="early_5e-4", lr=5e-4),
+            replace(_EARLY, name="earlier", scope="earlier"),
+            replace(_EARLY, name="early_lambda1", mean_entropy=1.0),
+            replace(_EARLY, name="early_pull3e-3", pull=3e-3),
+            replace(_EARLY, name="half", scope="half"),
+        ],
+    },
+    "thirteenth": {
+        "sentinels": [],
+        "learners": [
+            replace(_STEADY, name="affine_5e-4", scope="affine", lr=5e-4),
+            replace(_EARLY, name="early_5e-4_lambda1", lr=5e-4, mean_entropy=1.0),
+            replace(_STEADY, name="affine_1e-3", scope="affine"),
+            replace(_EARLY, name="earlier_5e-4", scope="earlier", lr=5e-4),
+            replace(_STEADY, name="affine_2e-3", scope="affine", lr=2e-3),
+            replace(_EARLY, name="early_3e-4", lr=3e-4),
+            replace(_STEADY, name="affine_1e-3_eps1e-3", scope="affine", eps=1e-3),
+            replace(_EARLY, name="early_5e-4_pull3e-3", lr=5e-4, pull=3e-3),
+        ],
+    },
+    "shares": {
+        "sentinels": [_DETECTOR, replace(_DETECTOR, name="0.2-0.5", alpha=(0.2, 0.5))],
+        "learners": [],
     },
     "long_pull": {
         "sentinels": [replace(_STILL, name="pull0"), replace(_STILL, name="pull2e-3", pull=2e-3)],

@@ -62,7 +62,7 @@ COMBINATIONS = (
     "lxg", "lxf", "lxs", "lxsf", "lxfg", "lxsfg",
     "fg", "fgs", "em", "emg", "emfg", "emlx", "emlxfg", "eg",
     "fh", "fk", "fhk", "fgh", "ly", "lyfg", "lxfh", "lyfh", "lyfk", "lxyfgk", "lxlxfg", "lxlxfgfgfg",
-    "lylyfk", "lyfkfk", "lxyfghk",
+    "lylyfk", "lyfkfk", "lxyfghk", "lk", "lfk", "lyf", "lyk", "llfk", "lllfk",
 )  # fmt: skip
 """A letter that stands twice counts twice."""
 
@@ -102,8 +102,13 @@ def report_sentinel(job: SentinelJob) -> dict[str, Any]:
     return found
 
 
-def report_learner(job: LearnerJob) -> dict[str, Any]:
-    """What a learner reached, alone and with others."""
+def report_learner(job: LearnerJob, *, mixtures: bool = False) -> dict[str, Any]:
+    """What a learner reached, alone and with others.
+
+    Args:
+        job: The learner, at the end of its stream.
+        mixtures: Whether other mixtures of the default answer's opinions are reported too, which takes time.
+    """
     parts = {"l": job.results["learner"].log_softmax(dim=2), "x": job.results["flipped"].log_softmax(dim=2)}
     stored = job.stream.frozen.get(job.choice.frozen_rule, {})
     letters_of = {"none": "f", "flip": "g", "shift": "h", "shift_back": "k"}
@@ -119,9 +124,9 @@ def report_learner(job: LearnerJob) -> dict[str, Any]:
         mixed = combine(parts, letters)
         if mixed is not None:
             errors[letters] = by_round(job, mixed)
-    if job.choice.views == ("shift",) and "k" in parts:
+    if mixtures:
         errors |= report_answers(job, parts)
-    elif job.choice.views:
+    if len(job.choice.views) > 1:
         errors |= report_views(job, stored)
     domains = {}
     for letters in ("l", "f", "lx", "fg", "lxg", "lxfg", "em", "emfg"):

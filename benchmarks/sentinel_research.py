@@ -15,6 +15,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, default=130.0)
     parser.add_argument("--frost", type=Path, help="folder of frost photos")
     parser.add_argument("--corruptions", default=",".join(HELD_OUT))
+    parser.add_argument("--mixtures", action="store_true", help="report every mixture of opinions, which takes time")
     arguments = parser.parse_args()
     start = time.time()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -62,8 +64,9 @@ def main() -> None:
     rules = {learner.frozen_rule for learner in plan["learners"]}
     rules |= {((1.0, 1.0), 0)} if plan["sentinels"] else set()  # for the error of BN Adapt
     rules |= {one.rule for one in plan["sentinels"] if one.momentum == 1}
+    views = sorted({"none", "flip", "shift", "shift_back"}.union(*(learner.views for learner in plan["learners"])))
     for place in places:
-        run_frozen(streams[place], models[place[0]], sorted(rules), classes[place[0]], device, start)
+        run_frozen(streams[place], models[place[0]], sorted(rules), views, classes[place[0]], device, start)
     print(f"frozen after {time.time() - start:.1f} s", flush=True)
 
     def write(
@@ -114,9 +117,10 @@ def main() -> None:
     sentinels = run_all(first, make_sentinel, report_sentinel, "sentinel")
     learners = [(one, place) for one in plan["learners"] for place in places]
     cut = plan.get("before_other_sentinels", len(plan["learners"])) * len(places)
-    run_all(learners[:cut], make_learner, report_learner, "learner")
+    report = partial(report_learner, mixtures=arguments.mixtures)
+    run_all(learners[:cut], make_learner, report, "learner")
     run_all(others, make_sentinel, report_sentinel, "sentinel")
-    run_all(learners[cut:], make_learner, report_learner, "learner")
+    run_all(learners[cut:], make_learner, report, "learner")
     print(f"all after {time.time() - start:.1f} s", flush=True)
 
 

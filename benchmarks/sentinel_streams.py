@@ -10,10 +10,13 @@ from driftproof.corruptions import corrupt, find_frost_photos
 from driftproof.data.cifar import cifar10, cifar100
 from driftproof.data.svhn import svhn
 from driftproof.network import Network
+from driftproof.scopes import everything, norm_affine
 from driftproof.statistics import Batch, Statistics, WindowedBlend
 from driftproof.statistics.blend import InterpolatedStatistics
 
 NORMS = (nn.BatchNorm2d,)
+CONVOLUTIONS = {"earlier": 1 / 6, "early": 1 / 3, "half": 1 / 2}
+"""What share of the convolutions learns in a scope, from the first one on."""
 Shares = tuple[float, float]
 """The share of the batch in the first and in the last layer."""
 
@@ -102,12 +105,9 @@ def keep_statistics(network: Network) -> None:
 
 
 def trainable(network: Network, scope: str) -> list[Tensor]:
-    """The parameters that learn."""
-    if scope == "all":
-        chosen: list[Tensor] = list(network.model.parameters())
-    else:
-        norms = (module for module in network.model.modules() if isinstance(module, NORMS))
-        chosen = [parameter for module in norms for parameter in module.parameters()]
+    """The parameters that learn: "all", or the "affine" ones of the norms with some of the convolutions."""
+    rule = everything() if scope == "all" else norm_affine(convolutions=CONVOLUTIONS.get(scope, 0.0))
+    chosen: list[Tensor] = list(rule.parameters(network.model).values())
     for parameter in chosen:
         parameter.requires_grad_(True)
     return chosen

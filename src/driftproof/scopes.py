@@ -4,6 +4,7 @@ Only the scope decides. `requires_grad` of the given model is ignored, because m
 switched off throughout. Exclude parameters with `without`.
 """
 
+import math
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -11,11 +12,12 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
-from driftproof.errors import ModelError
+from driftproof.errors import ConfigurationError, ModelError
 from driftproof.norms import norm_layers
 
 __all__ = ["Everything", "Named", "NormAffine", "Nothing", "Scope", "everything", "named", "norm_affine", "nothing"]
 
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MAX_LISTED = 6
 """Most parameter names that an error message lists."""
 
@@ -75,15 +77,28 @@ class Nothing(Scope):
         return {}
 
 
+@dataclass(frozen=True, repr=False)
 class NormAffine(Scope):
-    """Selects weight and bias of all batch, group, instance, layer and RMS norms."""
+    """Selects weight and bias of all batch, group, instance, layer and RMS norms, and the weights of early convolutions.
+
+    Args:
+        convolutions: The share of the convolutions, from the first one on, whose weights are trained too.
+    """
+
+    convolutions: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.convolutions <= 1:
+            raise ConfigurationError(f"Expected `convolutions` to be in 0..1, but got {self.convolutions}.")
 
     def _own_repr(self) -> str:
-        return "norm_affine()"
+        return f"norm_affine({f'convolutions={self.convolutions:.3g}' if self.convolutions else ''})"
 
     def _candidates(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        affine = {id(p) for _, layer in norm_layers(model) for p in layer.parameters(recurse=False)}
-        return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in affine}
+        chosen = {id(p) for _, layer in norm_layers(model) for p in layer.parameters(recurse=False)}
+        convolutions = [layer.weight for layer in model.modules() if isinstance(layer, _CONVOLUTIONS)]
+        chosen |= {id(weight) for weight in convolutions[: math.floor(self.convolutions * len(convolutions) + 1e-9)]}
+        return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in chosen}
 
 
 class Everything(Scope):
@@ -115,9 +130,18 @@ def nothing() -> Nothing:
     return Nothing()
 
 
-def norm_affine() -> NormAffine:
-    """Select the weight and bias of every normalization layer."""
-    return NormAffine()
+def norm_affine(convolutions: float = 0.0) -> NormAffine:
+    """Select the weight and bias of every normalization layer.
+
+    Args:
+        convolutions: The share of the convolutions, from the first one on, whose weights are trained too.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3))
+        >>> list(norm_affine(convolutions=1 / 2).parameters(model))
+        ['0.weight', '1.weight', '1.bias']
+    """
+    return NormAffine(convolutions=convolutions)
 
 
 def everything() -> Everything:

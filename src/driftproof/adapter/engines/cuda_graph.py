@@ -94,6 +94,7 @@ class CudaGraphEngine(StaticEngine):
 
     def _warm_up(self, step: StaticStep) -> StepResult:
         """Run once for real on the capture stream, so that whatever is set up on first use exists."""
+        free_earlier_graphs(self.state.trainable)
         stream = _shared_stream("capture", self.state.device)
         current = torch.cuda.current_stream(self.state.device)
         stream.wait_stream(current)
@@ -128,8 +129,8 @@ class CudaGraphEngine(StaticEngine):
 def free_earlier_graphs(parameters: Sequence[nn.Parameter]) -> None:
     """Free what reference cycles still hold of the autograd graphs of earlier steps.
 
-    Nodes for the gradients of parameters belong to the stream on which they were made; a captured step that finds one
-    alive waits for that stream, and fails. `torch.compile` keeps the inputs of an autograd function that it traced in
+    Nodes for the gradients of parameters belong to the stream on which they were made. A step on another stream that
+    finds one alive waits for the first, of which torch warns, and which a capture does not survive. `torch.compile` keeps the inputs of an autograd function that it traced in
     such a cycle, and only once these are freed can those of the function before it be.
     """
     for _ in range(_MOST_COLLECTIONS):
