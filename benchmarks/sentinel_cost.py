@@ -24,7 +24,6 @@ from driftproof.adapter.engines import compiled
 from driftproof.models import build_model
 from tables import write_json
 
-EARLY = {"scope": dp.scopes.norm_affine(convolutions=1 / 3), "optimizer": partial(torch.optim.Adam, eps=1e-2)}
 _MAX_WAIT = 120.0
 _STEPS = 10
 
@@ -35,12 +34,21 @@ def variants() -> dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]]:
         "sentinel": (dp.sentinel, {}),
         "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference()}),
         "sentinel, learner and frozen mirror image": (dp.sentinel, {"members": "network+source_mirror", "shift": 0}),
-        "sentinel, early": (dp.sentinel, EARLY),
-        "sentinel, early, three": (dp.sentinel, EARLY | {"members": "network+source+source_mirror"}),
+        "late": (dp.sentinel, _learn(0, 2 / 3)),
+        "early late": (dp.sentinel, _learn(1 / 3, 2 / 3)),
+        "early later": (dp.sentinel, _learn(1 / 3, 1 / 3)),
+        "earlier late": (dp.sentinel, _learn(1 / 6, 2 / 3)),
+        "early late three": (dp.sentinel, _learn(1 / 3, 2 / 3) | {"members": "network+source+source_mirror"}),
         "sentinel, learner alone": (dp.sentinel, {"members": "network"}),
         "sentinel, moving average": (dp.sentinel, {"detector_momentum": 0.999}),
         "paf_kip": (dp.paf_kip, {}),
     }
+
+
+def _learn(convolutions: float, layers: float) -> dict[str, Any]:
+    scope, optimizer = dp.scopes.norm_affine(convolutions=convolutions), partial(torch.optim.Adam, eps=1e-2)
+    detector = dp.detectors.Sentinel(momentum=1.0, pull=2e-3, layers=layers)
+    return {"scope": scope, "optimizer": optimizer, "detector": detector}
 
 
 class Candidate:

@@ -49,6 +49,7 @@ class Sentinel:
     threshold: float = 0.4
     open_only: bool = False
     window: int = 0
+    layers: float = 1.0
 
     @property
     def rule(self) -> tuple[Shares, int]:
@@ -224,8 +225,8 @@ class SentinelJob(Job):
         alpha, window = choice.rule
         self.network = make_network(model, alpha, device, window)
         self.teacher = make_network(model, alpha, device, window)
-        self.parameters = trainable(self.network, "affine")
-        self.teachers = trainable(self.teacher, "affine")
+        self.parameters = trainable(self.network, "affine", choice.layers)
+        self.teachers = trainable(self.teacher, "affine", choice.layers)
         self.source = [parameter.detach().clone() for parameter in self.parameters]
         self.pull = choice.pull
         self.optimizer = torch.optim.Adam(self.parameters, lr=choice.lr, capturable=device.type == "cuda")

@@ -21,6 +21,8 @@ _DETECTOR = replace(_STILL, name="default", pull=2e-3, open_only=True)
 _MIXED = replace(_DEFAULT, alpha=(0.2, 0.5))
 _STEADY = replace(_MIXED, scope="all", pull=1e-3, eps=1e-2)
 _EARLY = replace(_STEADY, scope="early")
+_GENTLE = replace(_EARLY, lr=3e-4, pull=3e-3)
+_GROWN = replace(_DETECTOR, alpha=(0.2, 0.5))
 _PAIRS = {
     f"{first}-{last}": (first, last) for first, last in ((0.1, 0.5), (0.2, 0.4), (0.2, 0.5), (0.2, 0.6), (0.3, 0.5))
 }
@@ -284,8 +286,28 @@ PLANS = {
         ],
     },
     "shares": {
-        "sentinels": [_DETECTOR, replace(_DETECTOR, name="0.2-0.5", alpha=(0.2, 0.5))],
+        "sentinels": [_DETECTOR, replace(_GROWN, name="0.2-0.5")],
         "learners": [],
+    },
+    "late": {
+        "sentinels": [
+            replace(_GROWN, name="0.2-0.5"),
+            replace(_GROWN, name="late2/3", layers=2 / 3),
+            replace(_GROWN, name="late1/3", layers=1 / 3),
+            replace(_GROWN, name="late1/3_lr2e-3", layers=1 / 3, lr=2e-3),
+        ],
+        "learners": [],
+    },
+    "fourteenth": {
+        "sentinels": [],
+        "learners": [
+            replace(_GENTLE, name="earlier", scope="earlier"),
+            replace(_GENTLE, name="early"),
+            replace(_GENTLE, name="fifth", scope="fifth"),
+            replace(_GENTLE, name="early_lambda1", mean_entropy=1.0),
+            replace(_GENTLE, name="middle", scope="middle"),
+            replace(_GENTLE, name="earlier_lambda1", scope="earlier", mean_entropy=1.0),
+        ],
     },
     "long_pull": {
         "sentinels": [replace(_STILL, name="pull0"), replace(_STILL, name="pull2e-3", pull=2e-3)],

@@ -1,6 +1,7 @@
 """Streams and networks on the device, for `sentinel_research.py`."""
 
 import copy
+import math
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from driftproof.statistics import Batch, Statistics, WindowedBlend
 from driftproof.statistics.blend import InterpolatedStatistics
 
 NORMS = (nn.BatchNorm2d,)
-CONVOLUTIONS = {"earlier": 1 / 6, "early": 1 / 3, "half": 1 / 2}
+CONVOLUTIONS = {"earlier": 1 / 6, "fifth": 1 / 5, "early": 1 / 3, "half": 1 / 2}
 """What share of the convolutions learns in a scope, from the first one on."""
 Shares = tuple[float, float]
 """The share of the batch in the first and in the last layer."""
@@ -104,10 +105,23 @@ def keep_statistics(network: Network) -> None:
         network.rollback()
 
 
-def trainable(network: Network, scope: str) -> list[Tensor]:
-    """The parameters that learn: "all", or the "affine" ones of the norms with some of the convolutions."""
-    rule = everything() if scope == "all" else norm_affine(convolutions=CONVOLUTIONS.get(scope, 0.0))
-    chosen: list[Tensor] = list(rule.parameters(network.model).values())
+def trainable(network: Network, scope: str, layers: float = 1.0) -> list[Tensor]:
+    """The parameters that learn: "all", or the "affine" ones of the norms with some of the convolutions.
+
+    Args:
+        network: The network.
+        scope: Which of them.
+        layers: The share of the norms that learn, the last ones, with "affine".
+    """
+    if scope == "middle":
+        convolutions = norm_affine(convolutions=2 / 3).parameters(network.model)
+        left_out = {name for name in norm_affine(convolutions=1 / 3).parameters(network.model) if "conv" in name}
+        chosen: list[Tensor] = [parameter for name, parameter in convolutions.items() if name not in left_out]
+    else:
+        rule = everything() if scope == "all" else norm_affine(convolutions=CONVOLUTIONS.get(scope, 0.0))
+        chosen = list(rule.parameters(network.model).values())
+    if layers < 1:
+        chosen = chosen[-2 * math.ceil(layers * len(chosen) / 2 - 1e-9) :]
     for parameter in chosen:
         parameter.requires_grad_(True)
     return chosen

@@ -133,6 +133,7 @@ class Sentinel(Detector):
             every pixel has a label it sees as they are: a mirrored scene is novel by itself.
         min_separation: All samples count as known unless the energies of the batch form two groups, with means at least
             this + 48/n standard deviations apart; 0 trusts the sentinel always.
+        layers: The share of the normalization layers that learn, the last ones; the gradient ends at the first of them.
         images_per_step: Gradients of smaller batches wait for each other until they come from so many images. The
             pixels of an image are too much alike to count by themselves.
         statistics: See `Detector`.
@@ -160,6 +161,7 @@ class Sentinel(Detector):
         pull: float = 0.0,
         mirror: bool = True,
         min_separation: float = 0.0,
+        layers: float = 1.0,
         images_per_step: int = 64,
         statistics: StatisticsRule | None = None,
     ) -> None:
@@ -172,12 +174,12 @@ class Sentinel(Detector):
         ):
             if not 0 <= value < math.inf:
                 raise ConfigurationError(f"Expected `{name}` to be at least 0, but got {value}.")
-        for name, value in (("threshold", threshold), ("momentum", momentum), ("pull", pull)):
+        for name, value in (("threshold", threshold), ("momentum", momentum), ("pull", pull), ("layers", layers)):
             if not 0 <= value <= 1:
                 raise ConfigurationError(f"Expected `{name}` to be in 0..1, but got {value}.")
         self.lr, self.repel, self.threshold = lr, repel, threshold
         self.momentum, self.pull, self.mirror, self.min_separation = momentum, pull, mirror, min_separation
-        self.images_per_step = images_per_step
+        self.layers, self.images_per_step = layers, images_per_step
         self.needs_source = momentum == 1
         self._sizes: dict[str, int] = {}
         self._has_maps = False
@@ -186,7 +188,9 @@ class Sentinel(Detector):
 
     def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """Return to the source's weights."""
-        affine = {id(p) for _, layer in norm_layers(network.model) for p in layer.parameters(recurse=False)}
+        norms = [found for _, layer in norm_layers(network.model) if (found := [*layer.parameters(recurse=False)])]
+        first = len(norms) - max(1, math.ceil(self.layers * len(norms) - 1e-9))
+        affine = {id(parameter) for found in norms[max(0, first) :] for parameter in found}
         found = {name: parameter for name, parameter in network.model.named_parameters() if id(parameter) in affine}
         if not found:
             raise ModelError(
