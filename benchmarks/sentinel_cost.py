@@ -11,7 +11,6 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -34,21 +33,12 @@ def variants() -> dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]]:
         "sentinel": (dp.sentinel, {}),
         "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference()}),
         "sentinel, learner and frozen mirror image": (dp.sentinel, {"members": "network+source_mirror", "shift": 0}),
-        "late": (dp.sentinel, _learn(0, 2 / 3)),
-        "early late": (dp.sentinel, _learn(1 / 3, 2 / 3)),
-        "early later": (dp.sentinel, _learn(1 / 3, 1 / 3)),
-        "earlier late": (dp.sentinel, _learn(1 / 6, 2 / 3)),
-        "early late three": (dp.sentinel, _learn(1 / 3, 2 / 3) | {"members": "network+source+source_mirror"}),
+        "sentinel, no convolutions": (dp.sentinel, {"convolutions": 0.0}),
+        "sentinel, all of its layers": (dp.sentinel, {"detector_layers": 1.0}),
         "sentinel, learner alone": (dp.sentinel, {"members": "network"}),
         "sentinel, moving average": (dp.sentinel, {"detector_momentum": 0.999}),
         "paf_kip": (dp.paf_kip, {}),
     }
-
-
-def _learn(convolutions: float, layers: float) -> dict[str, Any]:
-    scope, optimizer = dp.scopes.norm_affine(convolutions=convolutions), partial(torch.optim.Adam, eps=1e-2)
-    detector = dp.detectors.Sentinel(momentum=1.0, pull=2e-3, layers=layers)
-    return {"scope": scope, "optimizer": optimizer, "detector": detector}
 
 
 class Candidate:

@@ -50,8 +50,8 @@ def affine_of(network):
 def sentinel_for(model, detector=None, **options):
     detector = detector or Sentinel(lr=0.1, threshold=0.75, momentum=0.9, images_per_step=1)
     select = Known() & dp.ConfidenceDifference()
-    options = {"statistics": dp.statistics.Batch(), "accumulate": 1, "guard": (), "select": select, **options}
-    return dp.sentinel(model, lr=0.05, pull=1e-3, detector=detector, **options)
+    own = {"convolutions": 0.0, "eps": 1e-8, "statistics": dp.statistics.Batch(), "accumulate": 1, "guard": ()}
+    return dp.sentinel(model, lr=0.05, pull=1e-3, detector=detector, **{**own, "select": select, **options})
 
 
 @pytest.mark.parametrize("mirror", [True, False])

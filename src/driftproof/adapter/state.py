@@ -249,8 +249,17 @@ class State(nn.Module):
         ours, theirs = (tuple(one for one in model.parameters() if one.is_floating_point()) for model in models)
         torch._foreach_lerp_(ours, theirs, 1.0 - momentum)
 
-    def update_counters(self, gradients: tuple[Tensor, ...], finite: Tensor, good: Tensor, stepped: Tensor) -> None:
-        """Count a batch and its step, and keep gradients that wait for one."""
+    def update_counters(
+        self, finite: Tensor, good: Tensor, stepped: Tensor, gradients: tuple[Tensor, ...] | None
+    ) -> None:
+        """Count a batch and its step, and keep gradients that wait for one.
+
+        Args:
+            finite: See `Verdict`.
+            good: Likewise.
+            stepped: Likewise.
+            gradients: The sum of all that wait, with the batch's own; None where a good batch is always enough.
+        """
         self.index.add_(finite)
         if not self.names:
             return
@@ -259,6 +268,9 @@ class State(nn.Module):
             self.num_steps.mul_(~(self._return_condition & stepped))
         if self._accumulated:
             self.accumulated_batches.copy_((self.accumulated_batches + good) * ~stepped)
+            if gradients is None:  # in place, on tensors in any layout; a sum that was kept is finite
+                torch._foreach_mul_(self.accumulated_grads, (~stepped).to(self.accumulated_grads[0].dtype))
+                return
             waiting = where_each(good, gradients, self.accumulated_grads)
             torch._foreach_copy_(self.accumulated_grads, where_each(stepped, 0.0, waiting))
 

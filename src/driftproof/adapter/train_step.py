@@ -93,7 +93,8 @@ def train_step(
             )
             result = StepResult(output.where(mask_like(judged.good, output), state.nan), record)
             before.commit()
-            state.update_counters(update.gradients, verdict.finite, verdict.good, verdict.stepped)
+            waiting = update.gradients if update.due is not None else None
+            state.update_counters(verdict.finite, verdict.good, verdict.stepped, waiting)
     except BaseException:
         before.restore()
         state.finish_step(failed=True)
@@ -166,7 +167,7 @@ def _take_step(method: Method, state: State, gradients: tuple[Tensor, ...], imag
     batches = method.accumulate_for(state.distributed.global_count(images))
     if state.accumulated_grads:
         gradients = tuple(torch._foreach_add(state.accumulated_grads, gradients))
-        due = state.accumulated_batches + 1 >= batches
+        due = None if batches == 1 else state.accumulated_batches + 1 >= batches
     means = gradients if batches == 1 else torch._foreach_div(gradients, float(batches))
     if method.lr_schedule is not None:
         for group in optimizer.param_groups:
