@@ -79,7 +79,7 @@ class Nothing(Scope):
 
 @dataclass(frozen=True, repr=False)
 class NormAffine(Scope):
-    """Selects weight and bias of all batch, group, instance, layer and RMS norms, and the weights of early convolutions.
+    """Selects weight and bias of all batch, group, instance, layer and RMS norms, and weights of early convolutions.
 
     Args:
         convolutions: The share of the convolutions, from the first one on, whose weights are trained too.

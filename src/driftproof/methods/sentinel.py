@@ -43,8 +43,8 @@ def sentinel(
     Args:
         model: The trained model.
         lr: Learning rate.
-        eps: Adam's ε. Where gradients are smaller than this, steps are as small as they are; with a tiny ε, as is usual,
-            each weight of a convolution would move by `lr` at every step, whatever its gradient.
+        eps: Adam's ε. Where gradients are smaller, steps are small as well; with the usual tiny one, each weight of a
+            convolution would move by about `lr` at every step, whatever its gradient.
         pull: Share of the way back to the source after each step.
         convolutions: The share of the convolutions, from the first one on, that learn beside the normalization layers.
         share: α, the share of the stream in the learner's and the frozen network's statistics. A pair is that of the

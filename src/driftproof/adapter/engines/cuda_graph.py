@@ -130,8 +130,9 @@ def free_earlier_graphs(parameters: Sequence[nn.Parameter]) -> None:
     """Free what reference cycles still hold of the autograd graphs of earlier steps.
 
     Nodes for the gradients of parameters belong to the stream on which they were made. A step on another stream that
-    finds one alive waits for the first, of which torch warns, and which a capture does not survive. `torch.compile` keeps the inputs of an autograd function that it traced in
-    such a cycle, and only once these are freed can those of the function before it be.
+    finds one alive waits for the first, of which torch warns, and which a capture does not survive. `torch.compile`
+    keeps the inputs of an autograd function that it traced in such a cycle, and only once these are freed can those of
+    the function before it be.
     """
     for _ in range(_MOST_COLLECTIONS):
         if not gc.collect() or not _has_gradient_nodes(parameters):
