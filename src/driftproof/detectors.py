@@ -188,9 +188,9 @@ class Sentinel(Detector):
 
     def reset_state(self, network: Network, parameters: tuple[nn.Parameter, ...]) -> None:
         """Return to the source's weights."""
-        norms = [found for _, layer in norm_layers(network.model) if (found := [*layer.parameters(recurse=False)])]
-        first = len(norms) - max(1, math.ceil(self.layers * len(norms) - 1e-9))
-        affine = {id(parameter) for found in norms[max(0, first) :] for parameter in found}
+        norms = [own for _, layer in norm_layers(network.model) if (own := [*layer.parameters(recurse=False)])]
+        left_out = math.floor((1 - self.layers) * len(norms) + 1e-9)
+        affine = {id(parameter) for own in norms[min(left_out, len(norms) - 1) :] for parameter in own}
         found = {name: parameter for name, parameter in network.model.named_parameters() if id(parameter) in affine}
         if not found:
             raise ModelError(
