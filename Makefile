@@ -106,7 +106,7 @@ results: setup
 	  --out results/speed/precision-later.md
 	$(BIN)/python benchmarks/pictures.py
 	$(BIN)/python benchmarks/method_pages.py
-	$(BIN)/driftproof bench leaderboard $(wildcard results/leaderboard/*) results/sentinel/proof results/classification \
+	$(BIN)/driftproof bench leaderboard $(wildcard results/leaderboard/*) results/sentinel/earlier-default results/classification \
 	  --out docs/leaderboard.md
 	$(BIN)/python benchmarks/sentinel_page.py results/sentinel/proof --out docs/sentinel.md
 	$(BIN)/driftproof bench summarize results $(addprefix --fill ,README.md $(addprefix docs/,reproducing.md speed.md driving.md))

@@ -167,9 +167,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     pictures = {
-        "rounds": draw_rounds(round_errors(options.results / "classification", options.results / "sentinel" / "proof")),
+        "rounds": draw_rounds(round_errors(options.results / "classification", options.results / "sentinel" / "earlier-default")),
         "leaderboard": draw_leaderboard(
-            leaderboard_rows(options.results / "leaderboard" / "cifar10", options.results / "sentinel" / "proof")
+            leaderboard_rows(options.results / "leaderboard" / "cifar10", options.results / "sentinel" / "earlier-default")
         ),
         "streams": draw_streams(stream_rows(options.results / "safety")),
     }

@@ -301,12 +301,12 @@ PLANS = {
     "fourteenth": {
         "sentinels": [],
         "learners": [
-            replace(_GENTLE, name="earlier", scope="earlier"),
-            replace(_GENTLE, name="early"),
-            replace(_GENTLE, name="fifth", scope="fifth"),
-            replace(_GENTLE, name="early_lambda1", mean_entropy=1.0),
-            replace(_GENTLE, name="middle", scope="middle"),
-            replace(_GENTLE, name="earlier_lambda1", scope="earlier", mean_entropy=1.0),
+            replace(_GENTLE, name="gentle_earlier", scope="earlier"),
+            replace(_GENTLE, name="gentle_early"),
+            replace(_GENTLE, name="gentle_fifth", scope="fifth"),
+            replace(_GENTLE, name="gentle_early_lambda1", mean_entropy=1.0),
+            replace(_GENTLE, name="gentle_middle", scope="middle"),
+            replace(_GENTLE, name="gentle_earlier_lambda1", scope="earlier", mean_entropy=1.0),
         ],
     },
     "long_pull": {

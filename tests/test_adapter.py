@@ -573,6 +573,22 @@ def test_single_logit_raises_with_a_fix(segmentation):
     assert adapter.last.loss > 0
 
 
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.32, 1), (1 / 3, 2), (0.5, 3), (1.0, 6)])
+def test_norm_affine_takes_the_first_share_of_the_convolutions(model, share, count):
+    scope = dp.scopes.norm_affine(convolutions=share)
+    convolutions = [layer.weight for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    assert len(convolutions) == 6
+    plain = dp.scopes.norm_affine().parameters(model).values()
+    expected = {id(parameter) for parameter in [*plain, *convolutions[:count]]}
+    assert {id(parameter) for parameter in scope.parameters(model).values()} == expected
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_share_of_convolutions_is_checked(share):
+    with pytest.raises(dp.errors.ConfigurationError, match=r"`convolutions` to be in 0\.\.1"):
+        dp.scopes.norm_affine(convolutions=share)
+
+
 def test_scope_matches_any_name_of_a_tied_parameter():
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
     model[2].weight = model[0].weight

@@ -2,6 +2,8 @@
 
 import copy
 import importlib
+import inspect
+import json
 import math
 import sys
 import weakref
@@ -26,8 +28,8 @@ from networks import CLASSES, build
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 sentinel_streams = importlib.import_module("sentinel_streams")
-sentinel_plans = importlib.import_module("sentinel_plans")
-sentinel_choose_views = importlib.import_module("sentinel_choose_views")
+sentinel_choose_learner = importlib.import_module("sentinel_choose_learner")
+SEARCH = Path(__file__).parents[1] / "results" / "sentinel"
 
 
 @pytest.fixture
@@ -54,14 +56,17 @@ def sentinel_for(model, detector=None, **options):
     return dp.sentinel(model, lr=0.05, pull=1e-3, detector=detector, **{**own, "select": select, **options})
 
 
-@pytest.mark.parametrize("mirror", [True, False])
-def test_sentinel_by_hand(model, mirror):
+@pytest.mark.parametrize(("mirror", "layers"), [(True, 1.0), (False, 1.0), (True, 0.5), (True, 0.0)])
+def test_sentinel_by_hand(model, mirror, layers):
     limit, alpha, momentum, pull = 0.75 * math.log(CLASSES), 1.7, 0.9, 0.05
     network, average, original = (copy.deepcopy(model).train() for _ in range(3))
-    optimizer = torch.optim.Adam(affine_of(network), lr=0.1)
+    norms = len(affine_of(network)) // 2
+    last = slice(-2 * max(1, math.ceil(layers * norms)), None)
+    optimizer = torch.optim.Adam(affine_of(network)[last], lr=0.1)
     detector = Sentinel(
-        lr=0.1, repel=alpha, threshold=0.75, momentum=momentum, pull=pull, mirror=mirror, images_per_step=1
-    )
+        lr=0.1, repel=alpha, threshold=0.75, momentum=momentum, pull=pull, mirror=mirror, layers=layers,
+        images_per_step=1,
+    )  # fmt: skip
     adapter = sentinel_for(model, detector)
     groups = []
     for images in double_stream():
@@ -80,7 +85,7 @@ def test_sentinel_by_hand(model, mirror):
         loss.backward()
         optimizer.step()
         with torch.no_grad():
-            for ours, start in zip(affine_of(network), affine_of(original), strict=True):
+            for ours, start in zip(affine_of(network)[last], affine_of(original)[last], strict=True):
                 ours.lerp_(start, pull)
             for slow, fast in zip(affine_of(average), affine_of(network), strict=True):
                 slow.copy_(momentum * slow + (1 - momentum) * fast)
@@ -119,6 +124,35 @@ def test_average_that_stands_still_is_the_frozen_network(network, novelty):
     affine = [adapter.method.detector.affine for adapter in adapters]
     assert not torch.equal(affine[0], adapters[0].method.detector.average)
     torch.testing.assert_close(*affine, rtol=0, atol=1e-9)
+
+
+def test_learner_trains_norms_and_the_first_convolutions(model):
+    adapter = dp.sentinel(model, guard=(), accumulate=1, lr=0.1)
+    start = {name: parameter.clone() for name, parameter in adapter.state.network.model.named_parameters()}
+    for images in double_stream(3):
+        adapter(images)
+    moved = {
+        name
+        for name, parameter in adapter.state.network.model.named_parameters()
+        if not torch.equal(parameter, start[name])
+    }
+    norms = {f"{name}.{kind}" for name, _ in dp.norms.batch_norms(model) for kind in ("weight", "bias")}
+    convolutions = [f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)]
+    assert moved == norms | set(convolutions[: len(convolutions) // 3])
+
+
+def test_large_epsilon_makes_small_steps_of_small_gradients(model):
+    """With Adam's usual ε the first step moves every weight by the learning rate."""
+    sizes = {}
+    for eps in (1e-8, 1e3):
+        adapter = dp.sentinel(model, guard=(), accumulate=1, lr=0.01, eps=eps, pull=0.0)
+        start = [parameter.detach().clone() for parameter in adapter.state.trainable]
+        adapter(double_stream(1)[0])
+        sizes[eps] = max(
+            float((now.detach() - then).abs().max()) for now, then in zip(adapter.state.trainable, start, strict=True)
+        )
+    assert sizes[1e-8] == pytest.approx(0.01, rel=1e-2)
+    assert 0 < sizes[1e3] < 1e-4
 
 
 def test_sentinel_shares_every_parameter_with_the_frozen_network(model):
@@ -432,42 +466,60 @@ def test_growing_shares_are_those_of_the_search(layers):
     assert [rule.alpha_for(index) for index in range(layers)] == sentinel_streams.PerLayer(0.1, 0.5, layers).shares
 
 
-def test_search_of_shares_gives_learner_and_sentinel_the_same():
-    plan = sentinel_plans.PLANS["tenth"]
-    learners = {learner.name: learner.frozen_rule for learner in plan["learners"]}
-    assert learners == {sentinel.name: sentinel.rule for sentinel in plan["sentinels"]}
-    assert learners["default"] == ((0.3, 0.3), 0)
-    assert all(learner.alpha == learner.frozen_rule[0] for learner in plan["learners"])
-
-
-def rows_of_search(name, errors, areas):
+def rows_of_search(name, errors, areas, layers=1.0):
     places = [(images, kind) for images in ("cifar10", "cifar100") for kind in ("closed", "open")]
     for (images, kind), error in zip(places, errors, strict=True):
-        row = {"set": images, "stream": kind, "choice": {"name": name}}
-        yield {"kind": "learner", "errors": {"lyfk": [99.0, error], "fk": [1.0]}, **row}
+        row = {"set": images, "stream": kind, "rounds": 2, "choice": {"name": name, "lr": 0.1}}
+        yield {"kind": "learner", "errors": {"lyfk": [99.0, error], "fk": [1.0, 1.0]}, **row}
+        yield {"kind": "learner", "errors": {"lyfk": [1.0]}, **row, "rounds": 1}
     for images, area in zip(("cifar10", "cifar100"), areas, strict=False):
-        row = {"set": images, "stream": "open", "choice": {"name": name}}
+        row = {"set": images, "stream": "open", "rounds": 2, "choice": {"name": name, "layers": layers}}
         yield {"kind": "sentinel", "auroc_energy": [1.0, area], **row}
 
 
 @pytest.mark.parametrize(
-    ("errors", "areas", "expected"),
+    ("errors", "expected"),
     [
-        ((7.9, 9.0, 30.0, 32.0), (98.0, 97.0), "grown"),
-        ((7.9, 9.04, 30.04, 31.9), (97.8, 96.7), "grown"),
-        ((7.7, 9.19, 30.0, 32.0), (98.0, 97.0), "grown"),
-        ((7.7, 9.21, 30.0, 32.0), (98.0, 97.0), "default"),  # worse on an open stream
-        ((7.7, 9.0, 30.06, 32.0), (98.0, 97.0), "default"),  # worse on a closed one
-        ((7.96, 9.0, 30.0, 32.0), (98.0, 97.0), "default"),  # too little better
-        ((6.0, 8.0, 29.0, 31.0), (97.8, 96.5), "default"),  # finds fewer unknown images
-        ((6.0, 8.0, 29.0, 31.0), (98.0,), "default"),  # not measured on both sets
+        ((7.9, 9.0, 30.0, 32.0), "grown"),
+        ((7.7, 9.19, 30.04, 32.0), "grown"),
+        ((7.7, 9.21, 30.0, 32.0), "default"),  # worse on an open stream
+        ((7.7, 9.0, 30.06, 32.0), "default"),  # worse on a closed one
+        ((7.96, 9.0, 30.0, 32.0), "default"),  # too little better
     ],
 )
-def test_shares_are_chosen_by_errors_and_auroc(errors, areas, expected):
-    grown = [*rows_of_search("grown", errors, areas)]
-    default = [*rows_of_search("default", (8.1, 9.0, 30.0, 32.0), (98.0, 97.0))]
-    assert sentinel_choose_views.choose([*default, *grown]) == (expected, "lyfk")
-    assert sentinel_choose_views.choose(grown) == ("default", "lyfk")
+def test_learner_is_chosen_by_errors(errors, expected):
+    grown = [*rows_of_search("grown", errors, ())]
+    default = [*rows_of_search("default", (8.1, 9.0, 30.0, 32.0), ())]
+    assert sentinel_choose_learner.choose_learner([*default, *grown]) == {"name": expected, "lr": 0.1}
+    assert sentinel_choose_learner.choose_learner(grown) == {}
+
+
+@pytest.mark.parametrize(
+    ("areas", "expected"),
+    [((97.8, 96.7), 0.5), ((98.4, 96.1), 0.5), ((97.8, 96.5), 1.0), ((98.0,), 1.0)],  # the last: not on both sets
+)
+def test_sentinel_learns_the_fewest_layers_that_do(areas, expected):
+    errors = (8.0, 9.0, 30.0, 32.0)
+    fewer = [*rows_of_search("late", errors, areas, 0.5), *rows_of_search("later", errors, (97.0, 96.0), 0.2)]
+    default = [*rows_of_search("default", errors, (98.0, 97.0))]
+    assert sentinel_choose_learner.choose_layers([*fewer, *default]) == expected
+    assert sentinel_choose_learner.choose_layers(fewer) == 1.0
+
+
+def test_defaults_are_those_of_the_search():
+    rows = [
+        json.loads(line)
+        for number in range(14, 19)
+        for line in (SEARCH / f"research-{number}.jsonl").read_text().splitlines()
+    ]
+    found = sentinel_choose_learner.choose_learner(rows)
+    defaults = {name: each.default for name, each in inspect.signature(dp.sentinel).parameters.items()}
+    assert {"lr": found["lr"], "eps": found["eps"], "pull": found["pull"]} == {
+        name: defaults[name] for name in ("lr", "eps", "pull")
+    }
+    assert sentinel_streams.CONVOLUTIONS[found["scope"]] == defaults["convolutions"]
+    assert tuple(found["alpha"]) == defaults["share"]
+    assert sentinel_choose_learner.choose_layers(rows) == defaults["detector_layers"]
 
 
 def test_equal_shares_are_bit_equal_to_the_number(model):
@@ -608,6 +660,23 @@ def test_gradients_that_wait_are_summed_whatever_their_types(types):
     for parameter, first, gradient in zip(ours, start, total, strict=True):
         torch.testing.assert_close(parameter.detach(), first - 0.1 * gradient / 3, rtol=1e-5, atol=1e-7)
     assert all(not waiting.any() for waiting in adapter.state.accumulated_grads)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_batch_that_is_enough_clears_the_gradients_that_wait(channels_last):
+    """Small batches wait for 64 images; a batch of 64 takes a step with all of them, unless it is bad."""
+    adapter = dp.sentinel(build("wide_resnet"), channels_last=channels_last, guard=())
+    small, large = torch.rand(16, 3, 8, 8), torch.rand(64, 3, 8, 8)
+    adapter(small)
+    waiting = [each.clone() for each in adapter.state.accumulated_grads]
+    assert any(each.ndim == 4 and each.any() for each in waiting)
+    adapter(torch.full_like(large, torch.nan))
+    assert all(map(torch.equal, adapter.state.accumulated_grads, waiting))
+    assert int(adapter.state.num_steps) == 0
+    adapter(large)
+    assert int(adapter.state.num_steps) == 1
+    assert int(adapter.state.accumulated_batches) == 0
+    assert not any(each.any() for each in adapter.state.accumulated_grads)
 
 
 class CastingLayers(nn.Module):

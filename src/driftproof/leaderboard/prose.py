@@ -26,7 +26,8 @@ INTRODUCTION = """\
 Test-time adaptation among images of unknown classes: WRN-40-2 (AugMix), fifteen corruptions at severity 5 one after the
 other, batches of 200, never reset. Half of every open batch are unknown images, SVHN-C unless the title says otherwise,
 under the same corruption. A round goes through all corruptions once. Methods of the paper have its hyper-parameters,
-all others the defaults of their functions. Rows of `sentinel` that are marked with a star are of an earlier default,
+all others the defaults of their functions. Rows of `sentinel` are of the default before the present one, whose errors
+are higher ([Sentinel](sentinel.md#what-it-reaches)); those that are marked with a star are of a still earlier one,
 whose answer included the second network's opinion (`members="network+mirror+detector+source"`). Rows of `adapt` in
 round 1 of CIFAR-100-C, of closed CIFAR-10-C and in batches of 16 are of the present default, but for the speed at which
 the cap of its statistics moves. Its other rows are of earlier defaults, which helped less among many classes."""
