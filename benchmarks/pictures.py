@@ -166,11 +166,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
+    sentinel = options.results / "sentinel" / "earlier-default"
     pictures = {
-        "rounds": draw_rounds(round_errors(options.results / "classification", options.results / "sentinel" / "earlier-default")),
-        "leaderboard": draw_leaderboard(
-            leaderboard_rows(options.results / "leaderboard" / "cifar10", options.results / "sentinel" / "earlier-default")
-        ),
+        "rounds": draw_rounds(round_errors(options.results / "classification", sentinel)),
+        "leaderboard": draw_leaderboard(leaderboard_rows(options.results / "leaderboard" / "cifar10", sentinel)),
         "streams": draw_streams(stream_rows(options.results / "safety")),
     }
     for name, chart in pictures.items():

@@ -12,7 +12,10 @@ from typing import Any
 from sentinel_jobs import Learner, Sentinel
 
 STREAMS = [("cifar10", "closed"), ("cifar10", "open"), ("cifar100", "closed"), ("cifar100", "open")]
-SHOWN = ("l", "lx", "f", "fg", "lxf", "lxfg", "lfk", "lyfk", "lyfk/learner 0.4", "lyfk/balanced 0.5 1000", "lxs", "em", "emfg")
+SHOWN = (
+    "l", "lx", "f", "fg", "lxf", "lxfg", "lfk", "lyfk", "lyfk/learner 0.4", "lyfk/balanced 0.5 1000", "lxs", "em",
+    "emfg",
+)  # fmt: skip
 MEANING = (
     "l: the learner on the image, x: on its mirror image, y: on that moved by a pixel to the right and down, f and g: "
     "the frozen network on the image and its mirror image, k: on that moved to the left and up, s: the sentinel, e and "

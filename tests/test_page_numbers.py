@@ -545,5 +545,6 @@ def test_readme_quotes_the_sentinels_fiftieth_round():
     ten, hundred = (means[name, "open", 0, 50] for name in ("cifar10-c", "cifar100-c"))
     scores = f"{ten['novelty/auroc']:.1f} % and {hundred['novelty/auroc']:.1f} %"
     assert f"(`dp.sentinel` with its default before, in the fiftieth round: {scores})" in readme
-    assert f"[`dp.sentinel`](docs/sentinel.md), with its default before the present one | {ten['error']:.1f} % |" in readme
+    row = "[`dp.sentinel`](docs/sentinel.md), with its default before the present one"
+    assert f"{row} | {ten['error']:.1f} % |" in readme
     assert f"dp.sentinel at {ten['error']:.1f} %]" in readme

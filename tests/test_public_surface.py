@@ -321,7 +321,8 @@ def test_documents_quote_the_times_of_the_archives():
 def test_pictures_show_the_rows():
     """The lines of the README's picture, recomputed; texts may be set otherwise by other fonts."""
     pictures = runpy.run_path(str(ROOT / "benchmarks" / "pictures.py"))
-    frame = pictures["round_errors"](ROOT / "results" / "classification", ROOT / "results" / "sentinel" / "earlier-default")
+    results = ROOT / "results"
+    frame = pictures["round_errors"](results / "classification", results / "sentinel" / "earlier-default")
     lines = re.compile(r'role="graphics-symbol"[^>]*aria-roledescription="line mark"[^>]*d="([^"]+)"')
     drawn = lines.findall((ROOT / "docs" / "images" / "rounds.svg").read_text())
     assert len(drawn) == frame["label"].n_unique() == 5
