@@ -25,7 +25,7 @@ def choose_learner(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What distinguishes the best learner; the present one's settings unless another one is better."""
     learners = [row for row in rows if row["kind"] == "learner" and row["rounds"] == ROUNDS]
     name, _ = choose_answer(learners, (PRESENT, ANSWER), (ANSWER,), OPEN_LOSS)
-    choice = next((row["choice"] for row in learners if row["choice"]["name"] == name), {})
+    choice: dict[str, Any] = next((row["choice"] for row in learners if row["choice"]["name"] == name), {})
     return {key: choice[key] for key in ("name", "scope", "lr", "eps", "pull", "alpha") if key in choice}
 
 
