@@ -3,9 +3,9 @@
 CamVid's test frames in six kinds of weather, or with `--held-out` under the four held-out corruptions, severity 3.
 Pedestrians, bicyclists and signs are unknown to the network. One JSON line per method, round and domain. Unknown pixels
 are ranked against all known ones (`auroc_unknown`) and, as the CamVid suites do, against those that the answer gets
-right (`auroc_unknown_right`); `entropy_…` and `msp_…` are the same for the answer's entropy and for one minus its
-largest probability. With `--alarm-rate`, rows have the shares of known, right, wrong and unknown pixels that an alarm
-flags, calibrated on training frames.
+right (`auroc_unknown_right`); `entropy_…`, `msp_…` and `local_…` are the same for the answer's entropy, one minus its
+largest probability, and its local entropy in squares of several sides. With `--alarm-rate`, rows have the shares of
+known, right, wrong and unknown pixels that an alarm flags, calibrated on training frames.
 
     python benchmarks/sentinel_scenes.py --data data --weights deeplabv3plus_resnet50_camvid.safetensors --out DIR
 """
@@ -28,11 +28,13 @@ from driftproof.data.scenes import UNKNOWN, VOID
 from driftproof.data.scenes.driving import camvid_scenes
 from driftproof.metrics import BinnedScores, ConfusionMatrix
 from driftproof.models import build_from_checkpoint
-from driftproof.scores import entropy, msp
+from driftproof.scores import entropy, local_entropy, msp
 from driftproof.training import load_labeled_scenes
 from novelty_streams import LabeledBatch, scenes
 
 _BLEND = {"lr": 1e-5, "statistics": dp.statistics.Blend(0.5, momentum=0.1), "mean_entropy": 0.5}
+SIDES = (0.08, 0.17, 0.25, 0.33)
+"""Of squares, as a share of the height of a frame."""
 METHODS: dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]] = {
     "source": (dp.source, {"novelty": "msp"}),
     "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference(margin=-0.2), "novelty": "msp", **_BLEND}),
@@ -95,6 +97,7 @@ def run(
                     ("auroc", adapter.last.novelty),
                     ("entropy", entropy(answer)),
                     ("msp", msp(answer)),
+                    *((f"local_{side}", local_entropy(answer, side)) for side in SIDES),
                 ):
                     kept = scores.setdefault(name, BinnedScores(3, device=labels.device))
                     kept.update(-novelty, kinds.masked_fill((labels == 255) | novelty.isnan(), -1))

@@ -24,6 +24,7 @@ REFERENCES = {
     "energy": lambda z: -scipy.special.logsumexp(z),
     "max_logit": lambda z: -z.max(),
     "entropy": lambda z: scipy.stats.entropy(scipy.special.softmax(z)),
+    "local_entropy": lambda z: scipy.stats.entropy(scipy.special.softmax(z)),  # of a whole image
 }
 
 
@@ -53,6 +54,30 @@ def slow_score(name, model, images):
     else:
         found = [REFERENCES[name](z) for z in logits]
     return torch.tensor(found, dtype=torch.float32)
+
+
+@given(
+    height=st.integers(1, 7), width=st.integers(1, 7), side=st.sampled_from([0.0, 1 / 6, 0.5, 1.0]),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_local_entropy_is_that_of_the_mean_in_a_square(height, width, side, seed):
+    logits = 5 * torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(seed))
+    reach = round(side * min(height, width) / 2)
+    probabilities = scipy.special.softmax(logits.double().numpy(), axis=1)
+    expected = numpy.empty((2, height, width))
+    for image, row, column in numpy.ndindex(expected.shape):
+        rows, columns = (slice(max(0, place - reach), place + reach + 1) for place in (row, column))
+        expected[image, row, column] = scipy.stats.entropy(probabilities[image, :, rows, columns].mean(axis=(1, 2)))
+    found = scores.local_entropy(logits, side=side)
+    torch.testing.assert_close(found, torch.from_numpy(expected).float(), rtol=1e-4, atol=1e-5)
+
+
+def test_local_entropy_is_a_score_of_scenes_by_name():
+    adapter = dp.tent(build("segmentation"), novelty="answer_local_entropy", guard=())
+    (images,) = batches(1)
+    answer = adapter(images)
+    torch.testing.assert_close(adapter.last.novelty, scores.local_entropy(answer.detach()), rtol=1e-4, atol=1e-5)
+    assert adapter.last.novelty.shape == answer[:, 0].shape
 
 
 @pytest.mark.parametrize("make", [crowd, dp.tent, dp.bn_adapt])

@@ -17,6 +17,7 @@ from driftproof.scores.functions import (
     cosine_entropy,
     energy,
     entropy,
+    local_entropy,
     max_logit,
     msp,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "cosine_entropy",
     "energy",
     "entropy",
+    "local_entropy",
     "make_novelty",
     "max_logit",
     "msp",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from driftproof.components import Step
 from driftproof.scores.base import NoveltyScore, Of, check_of, is_adapted
-from driftproof.scores.functions import energy, entropy, max_logit, msp
+from driftproof.scores.functions import energy, entropy, local_entropy, max_logit, msp
 from driftproof.validation import check_choice
 
 __all__ = ["LOGIT_SCORES", "FromLogits"]
@@ -18,6 +18,7 @@ LOGIT_SCORES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, float]]] 
     "energy": (energy, (-math.inf, math.inf)),
     "max_logit": (max_logit, (-math.inf, math.inf)),
     "entropy": (entropy, (0.0, math.inf)),
+    "local_entropy": (local_entropy, (0.0, math.inf)),
 }
 
 
@@ -25,7 +26,7 @@ class FromLogits(NoveltyScore):
     """A score of one network's logits, or of what the adapter answers.
 
     Args:
-        score: `msp`, `energy`, `max_logit` or `entropy`.
+        score: `msp`, `energy`, `max_logit`, `entropy` or `local_entropy`.
         of: The frozen network θ_o, the adapted one θ_a, or the "answer", which may be of several networks or views.
     """
 

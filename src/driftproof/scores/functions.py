@@ -3,9 +3,10 @@
 Logits are (N, C) or (N, C, H, W); scores are (N,) or (N, H, W).
 """
 
+import torch
 from torch import Tensor
 from torch.linalg import vector_norm
-from torch.nn.functional import normalize
+from torch.nn.functional import avg_pool2d, normalize
 
 from driftproof.predictions import confidence_change, log_probabilities, upcast
 from driftproof.predictions import entropy as prediction_entropy
@@ -18,12 +19,16 @@ __all__ = [
     "cosines",
     "energy",
     "entropy",
+    "local_entropy",
     "max_logit",
     "msp",
     "one_minus_largest",
     "scaled_entropy",
 ]
 
+LOCAL_SIDE = 1 / 6
+"""Of the square around a pixel. Chosen on CamVid under the held-out corruptions: a larger one gains little there, and
+finds wrong pixels less well."""
 COSINE_SCALE = 7.0
 """Of cosines as logits. Chosen on the held-out corruptions, where 5 to 8 are about equal."""
 
@@ -70,6 +75,31 @@ def entropy(logits: Tensor) -> Tensor:
         tensor([4.])
     """
     return prediction_entropy(log_probabilities(logits))
+
+
+def local_entropy(logits: Tensor, side: float = LOCAL_SIDE) -> Tensor:
+    """Return the entropy of the mean prediction around each pixel, in nats; for whole images it is `entropy`.
+
+    A network takes an unknown object for pieces of several classes, and may be sure of each; their mean is not.
+
+    Args:
+        logits: (N, C, H, W), or (N, C).
+        side: Of the square around a pixel, as a share of the shorter side of the image. At edges only the part inside
+            counts.
+
+    Examples:
+        >>> import torch
+        >>> classes = torch.tensor([0, 0, 0, 1, 0, 1]).expand(1, 6, 6)  # the network is sure of each pixel
+        >>> logits = 99 * torch.nn.functional.one_hot(classes).movedim(3, 1).float()
+        >>> local_entropy(logits, side=1 / 3)[0, 0].round(decimals=4)
+        tensor([0.0000, 0.0000, 0.6365, 0.6365, 0.6365, 0.6931])
+    """
+    if logits.ndim == 2:
+        return entropy(logits)
+    mean, reach = log_probabilities(logits).exp(), round(side * min(logits.shape[2:]) / 2)
+    for size in ((2 * reach + 1, 1), (1, 2 * reach + 1)):
+        mean = avg_pool2d(mean, size, 1, (size[0] // 2, size[1] // 2), count_include_pad=False)
+    return prediction_entropy(mean.clamp(min=torch.finfo(mean.dtype).tiny).log())
 
 
 def cosine(features: Tensor, rows: Tensor) -> Tensor:
