@@ -125,7 +125,7 @@ GIVEN = {
     "docs/security.md": [r"reads 100,000", "48 batches", "at most 60 %"],
     "docs/sentinel.md": [
         "30 % of the batch, 70 %", "1e-3", r"\| 97 \|", r"\| 85 \|", r"missed by [\d.]+",
-        "more than about 3,000 batches", "after 25 epochs",
+        "more than about 3,000 batches", "after 25 epochs", "trained for 60 epochs",
     ],
     "docs/serving.md": ["8388608"],  # test_serve_docs compares the limits with the code
     "docs/speed.md": ["the first 44 of them", "19 bits", "32 to 128 channels", r"takes 1\.29 times"],
