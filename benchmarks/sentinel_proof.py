@@ -4,8 +4,7 @@
 
 The state file holds all rows and the adapters' snapshots. It is replaced every few seconds while runs go on. A machine
 that gets it, and an empty folder for `--out`, goes on where the last one stopped, and ends with the rows that one
-machine would have ended with: captured steps round as eager ones do, with `--fuse` too. Runs start in the order of the
-plan or of `--lines`.
+machine would have ended with, up to rounding. Runs start in the order of the plan or of `--lines`.
 """
 
 import argparse
