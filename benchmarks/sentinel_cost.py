@@ -32,7 +32,7 @@ def variants() -> dict[str, tuple[Callable[..., dp.Adapter], dict[str, Any]]]:
     return {
         "sentinel": (dp.sentinel, {}),
         "tent+crowd": (dp.tent, {"select": dp.ConfidenceDifference()}),
-        "sentinel, learner and frozen mirror image": (dp.sentinel, {"members": "network+source_mirror", "shift": 0}),
+        "sentinel, three opinions": (dp.sentinel, {"members": "network+source+source_mirror"}),
         "sentinel, no convolutions": (dp.sentinel, {"convolutions": 0.0}),
         "sentinel, all of its layers": (dp.sentinel, {"detector_layers": 1.0}),
         "sentinel, learner alone": (dp.sentinel, {"members": "network"}),

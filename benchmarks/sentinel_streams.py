@@ -115,7 +115,8 @@ def trainable(network: Network, scope: str, layers: float = 1.0) -> list[Tensor]
     """
     if scope == "middle":
         convolutions = norm_affine(convolutions=2 / 3).parameters(network.model)
-        left_out = {name for name in norm_affine(convolutions=1 / 3).parameters(network.model) if "conv" in name}
+        early = norm_affine(convolutions=1 / 3).parameters(network.model)
+        left_out = {name for name, parameter in early.items() if parameter.ndim == 4}
         chosen: list[Tensor] = [parameter for name, parameter in convolutions.items() if name not in left_out]
     else:
         rule = everything() if scope == "all" else norm_affine(convolutions=CONVOLUTIONS.get(scope, 0.0))

@@ -544,7 +544,7 @@ def test_readme_quotes_the_sentinels_fiftieth_round():
     means = sentinel_page.average(load(ROOT / "results" / "sentinel" / "earlier-default"))
     ten, hundred = (means[name, "open", 0, 50] for name in ("cifar10-c", "cifar100-c"))
     scores = f"{ten['novelty/auroc']:.1f} % and {hundred['novelty/auroc']:.1f} %"
-    assert f"(`dp.sentinel` with its default before, in the fiftieth round: {scores})" in readme
-    row = "[`dp.sentinel`](docs/sentinel.md), with its default before the present one"
+    assert f"(`dp.sentinel` with an earlier default, in the fiftieth round: {scores})" in readme
+    row = "[`dp.sentinel`](docs/sentinel.md), with an earlier default"
     assert f"{row} | {ten['error']:.1f} % |" in readme
     assert f"dp.sentinel at {ten['error']:.1f} %]" in readme

@@ -72,6 +72,12 @@ def test_local_entropy_is_that_of_the_mean_in_a_square(height, width, side, seed
     torch.testing.assert_close(found, torch.from_numpy(expected).float(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("side", [-0.1, 1.1, float("nan")])
+def test_side_of_local_entropy_is_checked(side):
+    with pytest.raises(dp.errors.ConfigurationError, match=r"`side` to be in 0\.\.1"):
+        scores.local_entropy(torch.zeros(1, 2, 4, 4), side=side)
+
+
 def test_local_entropy_is_a_score_of_scenes_by_name():
     adapter = dp.tent(build("segmentation"), novelty="answer_local_entropy", guard=())
     (images,) = batches(1)

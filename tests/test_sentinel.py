@@ -155,6 +155,12 @@ def test_large_epsilon_makes_small_steps_of_small_gradients(model):
     assert 0 < sizes[1e3] < 1e-4
 
 
+@pytest.mark.parametrize("eps", [-1e-8, math.inf, math.nan])
+def test_wrong_epsilon_is_refused(model, eps):
+    with pytest.raises(dp.errors.ConfigurationError, match="`eps` to be at least 0"):
+        dp.sentinel(model, eps=eps)
+
+
 def test_sentinel_shares_every_parameter_with_the_frozen_network(model):
     adapter = sentinel_for(model)
     for images in double_stream(2):

@@ -73,18 +73,24 @@ def test_blend_values_and_gradients(norm, alpha, momentum):
         network.commit()
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
-def test_blend_through_a_deep_network(alpha):
-    model = randomize(WideResNet())
-    slow = slow_copy(model, alpha)
-    network = Network(model.double(), Blend(alpha))
-    images = batches(1)[0].double()
+def assert_same_answer_and_gradients(network, slow, images):
+    """Compare a network with its reference, whose answer is returned."""
     ours, theirs = network(images), slow(images)
     torch.testing.assert_close(ours, theirs)
     ours_gradient = torch.autograd.grad(ours.softmax(1)[:, 0].sum(), list(network.parameters()))
     theirs_gradient = torch.autograd.grad(theirs.softmax(1)[:, 0].sum(), list(slow.parameters()))
     for one, other in zip(ours_gradient, theirs_gradient, strict=True):
         torch.testing.assert_close(one, other)
+    return theirs.detach()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+def test_blend_through_a_deep_network(alpha):
+    model = randomize(WideResNet())
+    slow = slow_copy(model, alpha)
+    network = Network(model.double(), Blend(alpha))
+    images = batches(1)[0].double()
+    assert_same_answer_and_gradients(network, slow, images)
 
 
 @pytest.mark.parametrize("construct", [WideResNet, SegmentationNet])
@@ -109,14 +115,9 @@ def test_shares_that_change_with_depth(shares):
     images, rule = batches(1)[0].double(), WindowedBlend(shares, window=1)
     network = Network(copy.deepcopy(model).double(), rule)
     network.reset_statistics()
-    ours, theirs = network(images), slow(images)
-    torch.testing.assert_close(ours, theirs)
-    ours_gradient = torch.autograd.grad(ours.softmax(1)[:, 0].sum(), list(network.parameters()))
-    theirs_gradient = torch.autograd.grad(theirs.softmax(1)[:, 0].sum(), list(slow.parameters()))
-    for one, other in zip(ours_gradient, theirs_gradient, strict=True):
-        torch.testing.assert_close(one, other)
+    theirs = assert_same_answer_and_gradients(network, slow, images)
     adapter = dp.Adapter(model.double(), scope=dp.scopes.nothing(), statistics=rule)
-    torch.testing.assert_close(adapter(images), theirs.detach())
+    torch.testing.assert_close(adapter(images), theirs)
     with torch.no_grad():
         torch.testing.assert_close(adapter.unwrap(statistics=images)(images), theirs)
 

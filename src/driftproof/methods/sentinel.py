@@ -1,5 +1,6 @@
 """Sentinel: one copy learns what is unknown, another learns to predict."""
 
+import math
 from functools import partial
 
 import torch
@@ -9,6 +10,7 @@ from typing_extensions import Unpack
 from driftproof.adapter import Adapter
 from driftproof.after import PullToSource
 from driftproof.detectors import Sentinel
+from driftproof.errors import ConfigurationError
 from driftproof.losses import Entropy
 from driftproof.methods._build import MethodOptions, build_adapter, with_defaults
 from driftproof.outputs import LogMean
@@ -44,9 +46,10 @@ def sentinel(
         model: The trained model.
         lr: Learning rate.
         eps: Adam's ε. Where gradients are smaller, steps are small as well; with the usual tiny one, each weight of a
-            convolution would move by about `lr` at every step, whatever its gradient.
+            convolution would move by about `lr` at every step, whatever its gradient. Another `optimizer=` has its own.
         pull: Share of the way back to the source after each step.
-        convolutions: The share of the convolutions, from the first one on, that learn beside the normalization layers.
+        convolutions: The share of the convolutions, from the first one on, that learn beside the normalization layers;
+            a `scope=` decides this by itself.
         share: α, the share of the stream in the learner's and the frozen network's statistics. A pair is that of the
             first and of the last batch norm, between which it changes linearly.
         members: Whose predictions are averaged, joined by a plus sign; see `outputs.LogMean`.
@@ -66,6 +69,8 @@ def sentinel(
         >>> dp.sentinel(model)(torch.rand(8, 3, 4, 4)).shape
         torch.Size([8, 5])
     """
+    if not 0 <= eps < math.inf:
+        raise ConfigurationError(f"Expected `eps` to be at least 0, but got {eps}. Choose one such as 0.01.")
     blend, own = WindowedBlend(check_shares("share", share)), None
     if detector_share is not None:
         own = WindowedBlend(check_shares("detector_share", detector_share))

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import avg_pool2d, normalize
 
+from driftproof.errors import ConfigurationError
 from driftproof.predictions import confidence_change, log_probabilities, upcast
 from driftproof.predictions import entropy as prediction_entropy
 
@@ -94,6 +95,8 @@ def local_entropy(logits: Tensor, side: float = LOCAL_SIDE) -> Tensor:
         >>> local_entropy(logits, side=1 / 3)[0, 0].round(decimals=4)
         tensor([0.0000, 0.0000, 0.6365, 0.6365, 0.6365, 0.6931])
     """
+    if not 0 <= side <= 1:
+        raise ConfigurationError(f"Expected `side` to be in 0..1, but got {side}.")
     if logits.ndim == 2:
         return entropy(logits)
     mean, reach = log_probabilities(logits).exp(), round(side * min(logits.shape[2:]) / 2)
